@@ -1,0 +1,162 @@
+"""Every error that pdx raises on purpose. Imported by all packages; imports none of them.
+
+PdxError
+├── ConfigError            a flag, a file or the environment is wrong              400  exit 2
+├── CheckpointError        a model folder cannot be served as it is               500  exit 1
+├── RequestError           one request failed, the node goes on
+│   ├── InvalidRequest     the client's input                                     400
+│   ├── UnknownModel       the model's name                                       404
+│   ├── CapacityError      no room now, or a queue limit                          503
+│   ├── AbortedError       cancelled by the client or by a shutdown               499
+│   └── TransferFailed     the KV cache did not arrive                            503
+├── FabricError            libfabric refused or failed                            503  exit 1
+├── PeerError              another node
+│   ├── ProtocolError      it sent what the protocol does not allow               502  exit 1
+│   ├── PeerRefused        it refused the handshake, with its reason              502  exit 1
+│   └── PeerLost           its control link or its data path ended                503  exit 1
+├── WorkerError            a rank or the frontend process died                    503  exit 1
+└── InternalError          an invariant of ours is broken                         500  exit 70
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AbortedError",
+    "CapacityError",
+    "CheckpointError",
+    "ConfigError",
+    "FabricError",
+    "InternalError",
+    "InvalidRequest",
+    "PdxError",
+    "PeerError",
+    "PeerLost",
+    "PeerRefused",
+    "ProtocolError",
+    "RequestError",
+    "TransferFailed",
+    "UnknownModel",
+    "WorkerError",
+]
+
+
+class PdxError(Exception):
+    """Base of all. ``hint`` says what to do; ``http_status`` and ``exit_code`` are what the edges answer with."""
+
+    http_status: int = 500
+    exit_code: int = 1
+    #: The ``type`` of an OpenAI-shaped error body.
+    kind: str = "internal_error"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(PdxError):
+    """A flag, a configuration file or the environment is wrong."""
+
+    http_status = 400
+    exit_code = 2
+    kind = "config_error"
+
+
+class CheckpointError(PdxError):
+    """A model folder is damaged, incomplete or of a kind that pdx does not serve."""
+
+    kind = "checkpoint_error"
+
+
+class RequestError(PdxError):
+    """One request failed; nothing else did. ``param`` names the offending field, where there is one."""
+
+    kind = "request_error"
+
+    def __init__(self, message: str, *, hint: str | None = None, param: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
+class InvalidRequest(RequestError):
+    """The client's input is wrong, or can never be served."""
+
+    http_status = 400
+    kind = "invalid_request_error"
+
+
+class UnknownModel(RequestError):
+    """The request names a model that this node does not serve."""
+
+    http_status = 404
+    kind = "not_found_error"
+
+
+class CapacityError(RequestError):
+    """No room now: a queue or a pool is full, or no prefiller is connected."""
+
+    http_status = 503
+    kind = "overloaded_error"
+
+
+class AbortedError(RequestError):
+    """The request was cancelled, by its client or by a shutdown."""
+
+    http_status = 499
+    kind = "aborted"
+
+
+class TransferFailed(RequestError):
+    """The KV cache of the request was not proved to be here."""
+
+    http_status = 503
+    kind = "transfer_failed"
+
+
+class FabricError(PdxError):
+    """libfabric refused or failed. ``code`` is its (positive) error number, where there is one."""
+
+    http_status = 503
+    kind = "fabric_error"
+
+    def __init__(self, message: str, *, hint: str | None = None, code: int | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class PeerError(PdxError):
+    """Another node is at fault. ``peer`` is its control address."""
+
+    http_status = 502
+    kind = "peer_error"
+
+    def __init__(self, message: str, *, hint: str | None = None, peer: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.peer = peer
+
+
+class ProtocolError(PeerError):
+    """A peer sent what the protocol does not allow; its link is closed."""
+
+
+class PeerRefused(PeerError):
+    """A peer refused the handshake; the message carries its reason."""
+
+
+class PeerLost(PeerError):
+    """A peer's control link or data path ended."""
+
+    http_status = 503
+
+
+class WorkerError(PdxError):
+    """A process of this node (a rank, the frontend) died or hangs; the node stops."""
+
+    http_status = 503
+    kind = "worker_error"
+
+
+class InternalError(PdxError):
+    """An invariant of ours is broken; the node stops."""
+
+    exit_code = 70

@@ -1,0 +1,23 @@
+"""The meaning of a progress word: a uint64 that one rank stores (release order) and fabric workers read.
+
+A word is absolute, never incremented, so that a lost reset or a wrap cannot lie: pass ``p`` (from 1) of a model with
+``L`` layers owns the values ``p * (L + 1) + k``; ``k`` layers of that pass have their KV in memory. ``k = L + 1`` (the
+end of the pass) equals ``k = 0`` of the next. Values only rise, because passes run in order.
+"""
+
+from __future__ import annotations
+
+__all__ = ["PROGRESS_BYTES", "end_value", "layer_value"]
+
+#: Size of a rank's progress memory. Word 0 (8 bytes) is the progress word.
+PROGRESS_BYTES = 4096
+
+
+def layer_value(pass_idx: int, layer_idx: int, num_layers: int) -> int:
+    """The word's value once layer ``layer_idx`` (from 0) of the pass has its KV in memory."""
+    return pass_idx * (num_layers + 1) + layer_idx + 1
+
+
+def end_value(pass_idx: int, num_layers: int) -> int:
+    """The word's value once the whole pass is done."""
+    return (pass_idx + 1) * (num_layers + 1)

@@ -1,0 +1,34 @@
+"""What happened to one request, when. Times are seconds since its arrival at the decoder's primary."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["RequestTimeline"]
+
+
+class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Filled in by the engine that ran the request; None where a step did not happen or its clock is another host's."""
+
+    prompt_len: int
+    output_len: int
+    #: Control address of the prefiller; None when the prompt was prefilled on this node.
+    prefiller: str | None = None
+    #: libfabric provider that carried the KV cache.
+    provider: str | None = None
+    #: KV bytes that arrived by remote writes.
+    transfer_bytes: int = 0
+    #: Share of these bytes counted by the receiver before the last layer of the last chunk was done, 0 to 1.
+    hidden_share: float | None = None
+    #: The prefill request left for the prefiller.
+    dispatched_s: float | None = None
+    #: The prefiller's first pass with this request began.
+    prefill_start_s: float | None = None
+    #: The last layer of the last chunk was done (seen by the prefiller's fabric worker).
+    last_layer_s: float | None = None
+    #: The receiver's count was complete.
+    arrived_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    #: Transfers that failed before the one that succeeded.
+    num_retries: int = 0

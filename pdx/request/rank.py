@@ -1,0 +1,69 @@
+"""Messages between the primary and a rank besides batches: configuration, loading, readiness, failure.
+
+One UNIX stream socketpair per rank. The primary sends :class:`RankConfig` first; the rank answers any number of
+:class:`RankLoading`, then one :class:`RankReady` whose frame is followed by one byte that carries three descriptors
+(SCM_RIGHTS): the KV memory, the progress memory, the progress eventfd. From then on batches go down and outputs come
+up. The rank ends when the socket closes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdx.kv.layout import KvLayout
+from pdx.request.batch import Batch, StepOutput
+
+__all__ = [
+    "FromRank",
+    "RankConfig",
+    "RankFailed",
+    "RankLoading",
+    "RankReady",
+    "ToRank",
+]
+
+
+class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
+    """Everything a rank needs to load its share of the model."""
+
+    #: A local Hugging Face folder.
+    model_folder: str
+    device: str
+    #: "float32", "bfloat16" or "float16": weights, activations and KV.
+    dtype: str
+    page_size: int
+    #: KV pages; None: as many as ``kv_memory_bytes`` holds.
+    num_pages: int | None
+    kv_memory_bytes: int
+    #: torch's intra-op threads; 0 leaves torch's default.
+    num_threads: int
+    #: Largest number of tokens in one prefill chunk (for sizing buffers).
+    chunk_len: int
+    #: Fill fresh KV memory with NaN, so that a read of what nobody wrote shows.
+    poison: bool
+
+
+class RankLoading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
+    """Progress of loading, for a progress bar."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The rank can run batches. Descriptors follow (see the module's docstring)."""
+
+    layout: KvLayout
+    load_s: float
+
+
+class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The rank cannot go on; it exits after this. ``kind`` is the error class's name in pdx.errors."""
+
+    kind: str
+    message: str
+    traceback: str
+
+
+ToRank = RankConfig | Batch
+FromRank = RankLoading | RankReady | RankFailed | StepOutput

@@ -1,0 +1,108 @@
+"""Messages between the frontend (HTTP, text) and the primary (scheduler, messenger): one stream per choice.
+
+One UNIX stream socketpair. The primary sends :class:`FrontendConfig`; the frontend binds its HTTP port and answers
+:class:`FrontendReady` or :class:`FrontendFailed`. Then submits and aborts go down; one :class:`StepFrame` per pass,
+failures and status changes come up. The frontend ends when the socket closes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdx.metrics.timeline import RequestTimeline
+from pdx.request.request import FinishReason, SamplingParams
+
+__all__ = [
+    "Abort",
+    "FrontendConfig",
+    "FrontendFailed",
+    "FrontendReady",
+    "FromFrontend",
+    "NodeStatus",
+    "StepFrame",
+    "StreamFailed",
+    "StreamUpdate",
+    "Submit",
+    "ToFrontend",
+]
+
+
+class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
+    """What the frontend needs to check requests before anyone is asked for work."""
+
+    model_folder: str
+    #: The name under which the model is served.
+    model_name: str
+    #: Prompt plus output tokens of one request, at most.
+    context_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    #: Address to bind; port 0 picks a free one.
+    host: str
+    port: int
+    #: Streams at once; more get a 503.
+    max_streams: int
+
+
+class FrontendReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The HTTP port is open."""
+
+    host: str
+    port: int
+
+
+class FrontendFailed(msgspec.Struct, frozen=True, kw_only=True, tag="frontend_failed"):
+    """The frontend cannot start. ``kind`` is the error class's name in pdx.errors."""
+
+    kind: str
+    message: str
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A new stream. ``stream_id`` is made by the frontend, unique over its life."""
+
+    stream_id: int
+    token_ids: list[int]
+    sampling: SamplingParams
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """The client has left. Nothing comes back for this stream after the primary has read this."""
+
+    stream_id: int
+
+
+class StreamUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one stream; the last update has a finish reason and the timeline."""
+
+    stream_id: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    timeline: RequestTimeline | None = None
+
+
+class StepFrame(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """All updates of one pass."""
+
+    updates: list[StreamUpdate]
+
+
+class StreamFailed(msgspec.Struct, frozen=True, kw_only=True, tag="stream_failed"):
+    """The stream ended without a result. Fields as of PdxError."""
+
+    stream_id: int
+    http_status: int
+    kind: str
+    message: str
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+    """State of the node, for /health; sent when it changes. ``counts`` are page states and queue lengths."""
+
+    healthy: bool
+    detail: str
+    counts: dict[str, int]
+
+
+ToFrontend = FrontendConfig | StepFrame | StreamFailed | NodeStatus
+FromFrontend = FrontendReady | FrontendFailed | Submit | Abort
