@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import msgspec
 
-from pdx.kv.layout import KvLayout
 from pdx.request.batch import Batch, StepOutput
 
 __all__ = [
@@ -53,7 +52,8 @@ class RankLoading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
 class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The rank can run batches. Descriptors follow (see the module's docstring)."""
 
-    layout: KvLayout
+    num_pages: int
+    kv_bytes: int
     load_s: float
 
 
