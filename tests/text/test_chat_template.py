@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdx.errors import CheckpointError, InvalidRequest
+from pdx.text.chat_template import ChatTemplate
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def render(source: str, messages: list[dict[str, Any]] | None = None, **special: str) -> str:
+    return ChatTemplate(source, special).render(USER if messages is None else messages)
+
+
+def write_config(folder: Path, **config: object) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def test_chatml_ends_with_the_assistants_turn() -> None:
+    assert render(CHATML) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_text_parts_are_the_same_as_their_text() -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": t} for t in ("H", "i")]}]
+    assert render(CHATML, parts) == render(CHATML)
+
+
+def test_image_part_is_refused() -> None:
+    parts = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(InvalidRequest, match="image_url"):
+        render(CHATML, parts)
+
+
+def test_block_lines_leave_no_blank_lines() -> None:
+    source = (
+        "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
+    )
+    assert render(source) == "Hi\n"
+
+
+def test_what_published_templates_use_is_there() -> None:
+    assert render(
+        "{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    )
+    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert render("{{ strftime_now('%Y') | length }}") == "4"
+    assert render("{% generation %}{{ 'x' }}{% endgeneration %}") == "x"
+    assert render("{{ bos_token }}", bos_token="<s>") == "<s>"
+    assert render("{% if tools %}no{% endif %}{{ messages[0]['content'].strip() }}") == "Hi"
+
+
+def test_refusal_of_a_template_is_the_clients_fault() -> None:
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 1 / (messages | length - 1) }}", "{{ messages[9].x.y }}", "{{ 1 + 'a' }}"]
+)
+def test_failing_template_code_is_a_refusal(source: str) -> None:
+    with pytest.raises(InvalidRequest):
+        render(source)
+
+
+def test_template_cannot_leave_the_sandbox() -> None:
+    with pytest.raises(InvalidRequest, match=r"unsafe|not safe|undefined"):
+        render("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(InvalidRequest):
+        render("{{ messages.append(1) }}")
+
+
+def test_template_is_found_in_each_layout(tmp_path: Path) -> None:
+    assert ChatTemplate.from_folder(tmp_path) is None
+    write_config(tmp_path, chat_template="one {{ eos_token }}", eos_token={"content": "</s>"})
+    assert _render_folder(tmp_path) == "one </s>"
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "two"}]
+    write_config(tmp_path, chat_template=named)
+    assert _render_folder(tmp_path) == "two"
+    (tmp_path / "chat_template.jinja").write_text("three {{ bos_token }}")
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>"}))
+    assert _render_folder(tmp_path) == "three <s>"
+
+
+def _render_folder(folder: Path) -> str:
+    template = ChatTemplate.from_folder(folder)
+    assert template is not None
+    return template.render(USER)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    write_config(tmp_path, chat_template="{% if %}")
+    with pytest.raises(CheckpointError, match="does not compile"):
+        ChatTemplate.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="tokenizer_config"):
+        ChatTemplate.from_folder(tmp_path)
