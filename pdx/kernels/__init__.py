@@ -1,1 +1,1 @@
-"""Ops: one file each, a plain PyTorch reference for all of them, quick CPU versions where a profile asked. Ranks only."""
+"""Ops: one file each; a reference for all, quick CPU versions where a profile asked. Ranks only."""

@@ -1,1 +1,1 @@
-"""What a CPU rank needs to be quick: ops that beat their reference, and the native progress store."""
+"""What a CPU rank needs to be quick: ops that beat their reference, and the progress store."""

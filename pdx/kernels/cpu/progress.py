@@ -1,4 +1,4 @@
-"""The progress word of a CPU rank: a release store and a wake, in native code. Runs on the rank's compute thread."""
+"""The progress word of a CPU rank: a native release store and wake. The rank's main thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _LIBRARY = "pdx/kernels/cpu/native/libpdx_progress.so"
 class ProgressWord:
     """The uint64 at the start of a shared mapping, and the eventfd that wakes its reader.
 
-    Python has no store with release order (and none that is sure to be one instruction), hence the library. The
-    mapping must outlive this object; the caller owns both the mapping and the descriptor.
+    Python has no store with release order (and none that is sure to be one instruction), hence the
+    library. The mapping must outlive this object; the caller owns both the mapping and the
+    descriptor.
     """
 
     def __init__(self, memory: mmap, eventfd: int) -> None:
@@ -49,7 +50,7 @@ def _load() -> Callable[[int, int, int], None]:
         ) from error
     function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
     function.restype = None
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _library_path() -> Path:

@@ -1,0 +1,55 @@
+"""Which files of a model folder hold its weights. No torch: the manifest hashes them too."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from pdx.errors import CheckpointError
+
+__all__ = ["weight_files"]
+
+_INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"-of-(\d+)\.safetensors$")
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files by name: those that the index names, else ``model*.safetensors``.
+
+    Other safetensors files beside them (adapters, goldens, another precision) are not the model's
+    and are left alone.
+
+    Raises:
+        CheckpointError: the index is damaged, a file it names is missing, or there is no file at
+            all.
+    """
+    index = folder / _INDEX
+    if not index.exists():
+        found = tuple(sorted(folder.glob("model*.safetensors")))
+        if not found:
+            raise CheckpointError(
+                f"{folder} holds no model*.safetensors", hint="pdx reads safetensors weights only"
+            )
+        shards = {int(match[1]) for path in found if (match := _SHARD.search(path.name))}
+        if shards and shards != {len(found)}:
+            raise CheckpointError(
+                f"{folder} holds {len(found)} of {max(shards)} weight files and no index"
+            )
+        return found
+    files = tuple(folder / name for name in _names_in(index))
+    missing = [path.name for path in files if not path.exists()]
+    if missing:
+        raise CheckpointError(f"{index} names files that are missing: {', '.join(missing)}")
+    return files
+
+
+def _names_in(index: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} cannot be read: {error!r}") from error
+    # A name with a folder in it could point anywhere on the disk.
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise CheckpointError(f"{index}: weight_map does not name files of this folder")
+    return names

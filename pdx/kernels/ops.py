@@ -1,0 +1,51 @@
+"""Which implementation of each op a device runs; chosen once, when a rank loads its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from pdx.errors import ConfigError
+from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
+from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.reference.kv_append import kv_append
+from pdx.kernels.reference.paged_attention import paged_attention
+from pdx.kernels.reference.rms_norm import rms_norm
+from pdx.kernels.reference.rope import rope
+from pdx.kernels.reference.silu_mul import silu_mul
+
+__all__ = ["REFERENCE_OPS", "Ops", "ops_for"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """One implementation of each op; shapes and formulas stand in ``kernels/reference/<op>.py``."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    silu_mul: Callable[[Tensor, Tensor], Tensor]
+    kv_append: Callable[[Tensor, Tensor, Tensor, PagedBatch], None]
+    paged_attention: Callable[[Tensor, Tensor, PagedBatch, float], Tensor]
+
+
+REFERENCE_OPS = Ops(
+    rms_norm=rms_norm,
+    rope=rope,
+    silu_mul=silu_mul,
+    kv_append=kv_append,
+    paged_attention=paged_attention,
+)
+_CPU_OPS = replace(REFERENCE_OPS, paged_attention=cpu_paged_attention)
+
+
+def ops_for(device: str) -> Ops:
+    """The ops of a device.
+
+    Raises:
+        ConfigError: the device is not served.
+    """
+    if device != "cpu":
+        raise ConfigError(f"device {device!r} is not served", hint="use --device cpu")
+    return _CPU_OPS

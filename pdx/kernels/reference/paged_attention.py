@@ -1,0 +1,36 @@
+"""Causal attention over the paged KV of each request: softmax(q k^T scale) v.
+
+The rows of a request are its last tokens: row j of n sees the first context_len - n + j + 1 tokens.
+One rule for a decode step (n = 1), a chunk after cached tokens, and a whole prompt. Query head h
+reads KV head h // (Hq / Hkv). Nothing past context_len is read, so unwritten memory may hold
+anything. Source: Vaswani et al. 2017; grouped heads: Ainslie et al. 2023; pages: Kwon et al. 2023.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pdx.kernels.paged_batch import PagedBatch, PagedSpan
+from pdx.kernels.reference.accumulate import widen
+
+__all__ = ["paged_attention"]
+
+
+def paged_attention(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    """q [T, Hq, D], kv [P, Hkv, 2, S, D] (one layer, appended) -> [T, Hq, D] in q's dtype."""
+    out = torch.empty_like(q)
+    for span in batch.spans:
+        out[span.rows] = _attend(q[span.rows], kv, span, scale)
+    return out
+
+
+def _attend(q: Tensor, kv: Tensor, span: PagedSpan, scale: float) -> Tensor:
+    num_groups = q.shape[1] // kv.shape[1]
+    context = kv[span.page_indices].permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, : span.context_len]
+    k, v = widen(context).repeat_interleave(num_groups, dim=1)  # [Hq, context_len, D] each
+    scores = torch.einsum("thd,hcd->htc", widen(q), k) * scale
+    last_seen = torch.arange(span.context_len - span.num_tokens, span.context_len)
+    unseen = torch.arange(span.context_len)[None, :] > last_seen[:, None]
+    weights = torch.softmax(scores.masked_fill(unseen, float("-inf")), dim=-1)
+    return torch.einsum("htc,hcd->thd", weights, v).to(q.dtype)

@@ -1,0 +1,82 @@
+"""Fill a model's parameters from a folder, or say which do not fit. The rank's main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pdx.errors import CheckpointError
+from pdx.weights.index import WeightIndex
+
+__all__ = ["load_parameters"]
+
+#: Names in a message; a wrong checkpoint can have thousands.
+_MAX_LISTED = 8
+
+
+def load_parameters(
+    model: nn.Module,
+    folder: Path,
+    dtype: torch.dtype,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Replace every parameter of ``model`` (made on the meta device) by the stored one in ``dtype``.
+
+    Weights are copied, not mapped: a file that is replaced or cut short later must not change a
+    running model.
+
+    Args:
+        model: named as the checkpoint names its tensors.
+        folder: a Hugging Face folder.
+        dtype: of the parameters; buffers keep theirs.
+        on_progress: called with bytes done and bytes in all, once per tensor.
+
+    Raises:
+        CheckpointError: tensors are missing, unused or of another shape; all of them are named.
+    """
+    parameters = dict(model.named_parameters())
+    index = WeightIndex.open(folder)
+    _check(parameters, index, folder)
+    total = sum(p.numel() for p in parameters.values()) * dtype.itemsize
+    done = 0
+    for name, stored in index.read(list(parameters)):
+        owner, _, leaf = name.rpartition(".")
+        value = torch.empty(stored.shape, dtype=dtype).copy_(stored)
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
+        done += value.nbytes
+        on_progress(done, total)
+
+
+def _check(parameters: dict[str, nn.Parameter], index: WeightIndex, folder: Path) -> None:
+    stored = index.tensors
+    missing = [name for name in parameters if name not in stored]
+    unused = [name for name in stored if name not in parameters and not _ignorable(name)]
+    misshaped = [
+        f"{name} is {list(stored[name].shape)}, wanted {list(parameter.shape)}"
+        for name, parameter in parameters.items()
+        if name in stored and stored[name].shape != tuple(parameter.shape)
+    ]
+    problems = [
+        f"{what}: {_listed(names)}"
+        for what, names in (("missing", missing), ("unused", unused), ("wrong shape", misshaped))
+        if names
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{folder}: the weights are not those of its config.json: {'; '.join(problems)}"
+        )
+
+
+def _ignorable(name: str) -> bool:
+    # Old checkpoints store the rotary frequencies. A stored output head beside tied embeddings is a
+    # copy of them: the model has no such parameter only where its config ties them.
+    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"
+
+
+def _listed(names: Iterable[str]) -> str:
+    items = list(names)
+    more = len(items) - _MAX_LISTED
+    return ", ".join(items[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
