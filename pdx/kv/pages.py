@@ -1,0 +1,186 @@
+"""The page pool of one node: which page belongs to whom, who still touches it, and when it is free again.
+
+Owned by the primary's event loop. Knows no tensor, no clock and no network.
+
+The rule (docs/architecture.md, "Page lifetime"): **a page is free only when nobody can touch it any more.** Whoever may
+touch the pages of a lease holds a *use* on it: a peer's writes on their way in, a forward pass, our own posted writes
+that read them. Giving up a lease (:meth:`PagePool.retire`) frees its pages at once if nothing holds it; otherwise they
+are quarantined (or stay filled, while only our own writes read them) and freed by whoever ends the last use. A remote writer's use can only be ended with a :class:`Proof`,
+and none of the proofs is a timer.
+
+    free --lease--> leased --hold REMOTE_WRITE--> in flight --drop(proof)--> filled --retire--> free
+                      |                              |                          |
+                      +-------- retire --------------+--retire--> quarantined --+--last use ends--> free
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+__all__ = ["PageCounts", "PagePool", "PageState", "Proof", "Use"]
+
+
+class PageState(enum.Enum):
+    """What a page is now. Every page is in exactly one state."""
+
+    FREE = "free"
+    LEASED = "leased"
+    IN_FLIGHT = "in_flight"
+    FILLED = "filled"
+    QUARANTINED = "quarantined"
+
+
+class Use(enum.Enum):
+    """Somebody who may still touch a lease's pages."""
+
+    #: A peer's one-sided writes, from the moment the peer is asked until they are proved to be over.
+    REMOTE_WRITE = "remote_write"
+    #: A forward pass of a rank of this node.
+    PASS = "pass"
+    #: Our own posted (or armed) writes that read the pages.
+    SEND = "send"
+    #: A lost peer on this host that may still pull from the pages (shm: the target reads the source's memory).
+    LOST_READER = "lost_reader"
+
+
+class Proof(enum.Enum):
+    """Why a remote writer can no longer touch our pages. A timer is not among them."""
+
+    #: Every atom that was expected has been counted.
+    COUNTED = "counted"
+    #: The peer drained, none of its writes failed, and as many atoms as it posted have been counted.
+    DRAINED = "drained"
+    #: The link's endpoint is closed.
+    FENCED = "fenced"
+    #: The peer was never asked, or refused before it posted anything.
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageCounts:
+    """Pages by state. They always add up to ``total``."""
+
+    free: int
+    leased: int
+    in_flight: int
+    filled: int
+    quarantined: int
+
+    @property
+    def total(self) -> int:
+        return self.free + self.leased + self.in_flight + self.filled + self.quarantined
+
+    @property
+    def at_rest(self) -> bool:
+        """True when nothing is leased, in flight, filled or quarantined."""
+        return self.free == self.total
+
+
+@dataclass(slots=True)
+class _Lease:
+    page_indices: list[int]
+    uses: dict[Use, int] = field(default_factory=lambda: dict.fromkeys(Use, 0))
+    filled: bool = False
+    retired: bool = False
+
+    @property
+    def in_use(self) -> bool:
+        return any(self.uses.values())
+
+    @property
+    def state(self) -> PageState:
+        if self.retired:
+            only_sent = self.uses[Use.SEND] == sum(self.uses.values())
+            return PageState.FILLED if only_sent else PageState.QUARANTINED
+        if self.uses[Use.REMOTE_WRITE]:
+            return PageState.IN_FLIGHT
+        return PageState.FILLED if self.filled else PageState.LEASED
+
+
+class PagePool:
+    """Leases pages to requests. Lease ids are made here and never reused, so a stale one is refused."""
+
+    def __init__(self, num_pages: int) -> None:
+        assert num_pages > 0
+        self.num_pages = num_pages
+        # First in, first out: a page that was just given back is the last one to be given out again.
+        self._free: deque[int] = deque(range(num_pages))
+        self._leases: dict[int, _Lease] = {}
+        self._next_lease_id = 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def lease(self, num_pages: int) -> int | None:
+        """Reserve pages under a new lease id, all or none; None when there are not enough."""
+        if num_pages > len(self._free):
+            return None
+        lease_id = self._next_lease_id
+        self._next_lease_id += 1
+        self._leases[lease_id] = _Lease([self._free.popleft() for _ in range(num_pages)])
+        return lease_id
+
+    def extend(self, lease_id: int, num_pages: int) -> list[int] | None:
+        """Add pages to a lease, all or none; returns the new ones, None when there are not enough."""
+        lease = self._live(lease_id)
+        if num_pages > len(self._free):
+            return None
+        new = [self._free.popleft() for _ in range(num_pages)]
+        lease.page_indices.extend(new)
+        return new
+
+    def page_indices(self, lease_id: int) -> tuple[int, ...]:
+        """The lease's pages, by position in the request."""
+        return tuple(self._live(lease_id).page_indices)
+
+    def state(self, lease_id: int) -> PageState:
+        """State of all pages of a lease; FREE once it has ended."""
+        lease = self._leases.get(lease_id)
+        return PageState.FREE if lease is None else lease.state
+
+    def hold(self, lease_id: int, use: Use) -> None:
+        """Somebody starts to touch the pages. Only a lease that was not given up can gain uses."""
+        self._live(lease_id).uses[use] += 1
+
+    def drop(self, lease_id: int, use: Use, proof: Proof | None = None) -> None:
+        """Somebody has stopped touching the pages; frees them if the lease was given up and this was the last use.
+
+        Args:
+            proof: required for REMOTE_WRITE, and only there.
+        """
+        assert (proof is not None) == (use is Use.REMOTE_WRITE), f"{use} with proof {proof}"
+        lease = self._leases[lease_id]
+        assert lease.uses[use] > 0, f"lease {lease_id} has no {use}"
+        lease.uses[use] -= 1
+        if proof is Proof.COUNTED:
+            lease.filled = True
+        if lease.retired and not lease.in_use:
+            self._free_pages(lease_id)
+
+    def retire(self, lease_id: int) -> None:
+        """The owner gives its lease up: the pages are free now, or quarantined until the last use ends."""
+        lease = self._live(lease_id)
+        lease.retired = True
+        if not lease.in_use:
+            self._free_pages(lease_id)
+
+    def counts(self) -> PageCounts:
+        """Pages by state; checks that every page is accounted for."""
+        by_state = dict.fromkeys(PageState, 0)
+        by_state[PageState.FREE] = len(self._free)
+        for lease in self._leases.values():
+            by_state[lease.state] += len(lease.page_indices)
+        counts = PageCounts(**{state.value: count for state, count in by_state.items()})
+        assert counts.total == self.num_pages, f"{counts} do not add up to {self.num_pages}"
+        return counts
+
+    def _live(self, lease_id: int) -> _Lease:
+        lease = self._leases[lease_id]
+        assert not lease.retired, f"lease {lease_id} was given up"
+        return lease
+
+    def _free_pages(self, lease_id: int) -> None:
+        self._free.extend(self._leases.pop(lease_id).page_indices)

@@ -1,0 +1,125 @@
+"""The control link's socket: framed messages over one TCP connection, bounded in both directions.
+
+Runs on the primary's event loop. Knows addresses and frames, nothing of transfers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from dataclasses import dataclass
+
+import msgspec
+
+from pdx.errors import ConfigError, PeerLost
+from pdx.messenger.messages import MAX_CONTROL_FRAME_BYTES, ControlMessage
+from pdx.request.frames import encode_frame, read_frame
+
+__all__ = ["Address", "ControlConnection", "connect", "parse_address"]
+
+#: A peer that does not read its messages is lost, not waited for.
+_MAX_UNSENT_BYTES = 64 << 20
+_decoder = msgspec.msgpack.Decoder(ControlMessage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A host (name or address, without brackets) and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, *, default_host: str = "127.0.0.1") -> Address:
+    """Parse ``host:port``, ``[v6]:port``, ``:port`` or a bare port.
+
+    Raises:
+        ConfigError: naming the text and the forms that work.
+    """
+    host, separator, port = text.rpartition(":")
+    if not separator:
+        host, port = "", text
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(
+            f"{text!r} is not an address", hint=f"write IPv6 addresses in brackets: [{host}]:{port}"
+        )
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(
+            f"{text!r} is not an address",
+            hint="use HOST:PORT, [IPV6]:PORT or :PORT, with a port from 0 to 65535",
+        )
+    return Address(host=host or default_host, port=int(port))
+
+
+class ControlConnection:
+    """One connection. Whoever owns it calls :meth:`receive` in a single task and :meth:`close` once."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = writer.get_extra_info("peername")
+        self.peer = str(Address(host=peer[0], port=peer[1]))
+
+    def send(self, message: ControlMessage) -> None:
+        """Queue a message; never blocks.
+
+        Raises:
+            PeerLost: the peer has not read for too long.
+        """
+        transport = self._writer.transport
+        if transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            raise PeerLost(f"{self.peer} does not read its control messages", peer=self.peer)
+        if not transport.is_closing():
+            self._writer.write(encode_frame(message))
+
+    async def receive(self) -> ControlMessage:
+        """The next message.
+
+        Raises:
+            PeerLost: the connection ended.
+            ProtocolError: the peer sent what is no message.
+        """
+        try:
+            message: ControlMessage = await read_frame(
+                self._reader, _decoder, MAX_CONTROL_FRAME_BYTES
+            )
+        except (asyncio.IncompleteReadError, OSError) as error:
+            detail = str(error) if isinstance(error, OSError) else "it closed the connection"
+            raise PeerLost(f"{self.peer}: {detail}", peer=self.peer) from error
+        return message
+
+    async def close(self) -> None:
+        """Flush what is queued (for a second at most) and close."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._writer.drain()
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._writer.wait_closed()
+
+
+async def connect(address: Address, *, timeout_s: float) -> ControlConnection:
+    """Open a connection; tries every address that the host's name has.
+
+    Raises:
+        PeerLost: nobody answers there, with what was tried.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(
+                address.host, address.port, happy_eyeballs_delay=0.25
+            )
+    except TimeoutError as error:
+        raise PeerLost(f"{address}: no answer in {timeout_s:g} s", peer=str(address)) from error
+    except OSError as error:
+        raise PeerLost(f"{address}: {error.strerror or error}", peer=str(address)) from error
+    return ControlConnection(reader, writer)

@@ -1,0 +1,235 @@
+"""A decoder's side of one link: the driver that connects its state machine to socket, fabric and engine.
+
+Runs on the primary's event loop. See prefill_link for how a link ends; here the fence is what lets quarantined pages go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdx.errors import PeerLost, ProtocolError, RequestError
+from pdx.fabric import Arrived, Fenced, FabricEvent, LinkDown, LinkUp, Surplus
+from pdx.kv.pages import Proof
+from pdx.messenger.control import ControlConnection
+from pdx.messenger.decode_side import (
+    DecodeAction,
+    DecodeSide,
+    EndLink,
+    Expect,
+    Lost,
+    PrefillTimes,
+    Ready,
+    Release,
+    Retarget,
+    Send,
+    Settled,
+    TransferTimeouts,
+)
+from pdx.messenger.fabric_hub import FabricHub, FabricLink
+from pdx.messenger.messages import ControlMessage, Goodbye, Prefill, Welcome
+from pdx.messenger.slots import SlotTable
+
+__all__ = ["Arrival", "DecodeLink", "DecodeLinkOwner"]
+
+logger = logging.getLogger(__name__)
+_TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """When a transfer's atoms came in: ``atoms[i]`` in total had been counted at ``ns[i]`` (CLOCK_MONOTONIC)."""
+
+    ns: NDArray[np.int64]
+    atoms: NDArray[np.uint32]
+
+
+class DecodeLinkOwner(Protocol):
+    """What a link tells the engine."""
+
+    def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
+        """No write of the transfer can come any more."""
+
+    def transfer_ready(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
+        """The KV cache is here, complete."""
+
+    def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
+        """The KV cache will not come."""
+
+    def prefill_times(self, link: DecodeLink, times: PrefillTimes) -> None:
+        """When the prefiller worked on a transfer."""
+
+
+class DecodeLink:
+    """See the module's docstring. ``up`` is set when a real write has gone each way."""
+
+    def __init__(
+        self,
+        *,
+        connection: ControlConnection,
+        hub: FabricHub,
+        slots: SlotTable,
+        owner: DecodeLinkOwner,
+        timeouts: TransferTimeouts,
+    ) -> None:
+        self.peer = connection.peer
+        self.up = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.over = asyncio.Event()
+        self.end_reason: str | None = None
+        self.same_host = False
+        self.max_prompt_len = 0
+        self._connection = connection
+        self._hub = hub
+        self._owner = owner
+        self._side = DecodeSide(slots, timeouts)
+        self._fabric_link: FabricLink | None = None
+        self._arrival: Arrival | None = None
+
+    @property
+    def provider(self) -> str:
+        return "" if self._fabric_link is None else self._fabric_link.provider
+
+    @property
+    def num_open(self) -> int:
+        """Transfers that are not settled."""
+        return self._side.num_open
+
+    @property
+    def usable(self) -> bool:
+        """New transfers may start."""
+        return self.up.is_set() and self.end_reason is None
+
+    def attach(self, welcome: Welcome, link: FabricLink, *, same_host: bool) -> None:
+        """Point our endpoint at the peer's; ``up`` follows when the data path is proved.
+
+        Raises:
+            FabricError: the peer's descriptor is not one.
+        """
+        self._fabric_link = link
+        self.same_host = same_host
+        self.max_prompt_len = welcome.max_prompt_len
+        link.fabric.connect(link.link, welcome.descriptor)
+
+    async def run(self) -> None:
+        """Serve the link until it ends; returns once it is fenced."""
+        ticker = asyncio.create_task(self._tick())
+        try:
+            while self.end_reason is None:
+                message = await self._connection.receive()
+                if self.end_reason is not None:
+                    break
+                if isinstance(message, Goodbye):
+                    self.end(f"the prefiller said goodbye: {message.reason}")
+                else:
+                    self._apply(self._side.on_message(message, time.monotonic()))
+        except (PeerLost, ProtocolError) as error:
+            self.end(error.message)
+        await self.over.wait()
+        ticker.cancel()
+        await self._connection.close()
+
+    def start(self, prefill: Prefill) -> None:
+        """Begin a transfer; its slot was taken from the node's table."""
+        assert self.usable
+        self._apply(self._side.start(prefill))
+
+    def cancel(self, transfer_id: int) -> None:
+        """The engine does not want a transfer any more; it is settled later."""
+        self._apply(self._side.cancel(transfer_id, time.monotonic()))
+
+    def end(self, reason: str) -> None:
+        """End the link: lose its transfers, fence its endpoint. Idempotent."""
+        if self.end_reason is not None:
+            return
+        self.end_reason = reason
+        logger.info("link with %s ended: %s", self.peer, reason)
+        self._apply(self._side.on_link_end(reason))
+        self.ended.set()
+        if self._fabric_link is None:
+            self._finish()
+        else:
+            self._fabric_link.fabric.fence(self._fabric_link.link)
+
+    def say_goodbye(self, reason: str) -> None:
+        """End the link on purpose."""
+        if self.end_reason is None:
+            self._connection.send(Goodbye(reason=reason))
+            self.end(reason)
+
+    def on_event(self, event: FabricEvent) -> None:
+        """An event of our fabric link."""
+        match event:
+            case LinkUp():
+                self.up.set()
+            case LinkDown(reason=reason):
+                self.end(f"data path lost: {reason}")
+            case Arrived(slot=slot, generation=generation):
+                self._arrival = Arrival(ns=event.arrival_ns, atoms=event.arrival_atoms)
+                self._apply(self._side.on_arrived(slot, generation))
+            case Surplus(slot=slot, generation=generation):
+                self._apply(self._side.on_surplus(slot, generation))
+            case Fenced():
+                self._finish()
+            case _:
+                self.end(f"an event that a decoder cannot have: {event}")
+
+    def _finish(self) -> None:
+        if self._fabric_link is not None:
+            self._hub.forget(self._fabric_link)
+        self._apply(self._side.on_fenced())
+        self.over.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            watched = self._side.watched()
+            if not watched or self._fabric_link is None or self.end_reason is not None:
+                continue
+            fabric = self._fabric_link.fabric
+            counts = {pair: fabric.count(*pair) for pair in watched}
+            self._apply(self._side.on_tick(time.monotonic(), counts))
+
+    def _apply(self, actions: list[DecodeAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(message=message):
+                    self._send(message)
+                case EndLink(reason=reason):
+                    self.end(reason)
+                case Settled(transfer_id=transfer_id, proof=proof):
+                    self._owner.transfer_settled(self, transfer_id, proof)
+                case Ready(transfer_id=transfer_id):
+                    assert self._arrival is not None
+                    self._owner.transfer_ready(self, transfer_id, self._arrival)
+                case Lost(transfer_id=transfer_id, error=error):
+                    self._owner.transfer_lost(self, transfer_id, error)
+                case PrefillTimes():
+                    self._owner.prefill_times(self, action)
+                case _:
+                    self._apply_fabric(action)
+
+    def _apply_fabric(self, action: Expect | Retarget | Release) -> None:
+        assert self._fabric_link is not None
+        fabric = self._fabric_link.fabric
+        match action:
+            case Expect(slot=slot, generation=generation, atoms=atoms):
+                fabric.expect(self._fabric_link.link, slot, generation, atoms)
+            case Retarget(slot=slot, generation=generation, atoms=atoms):
+                fabric.retarget(slot, generation, atoms)
+            case Release(slot=slot, generation=generation):
+                fabric.release(slot, generation)
+
+    def _send(self, message: ControlMessage) -> None:
+        if self.end_reason is not None:
+            return
+        try:
+            self._connection.send(message)
+        except PeerLost as error:
+            self.end(error.message)

@@ -1,0 +1,339 @@
+"""A decoder's transfers over one link, as a pure state machine: event in, actions out. No socket, clock or thread.
+
+Invariants, whatever order events come in:
+
+1. A transfer is Settled exactly once, and only by the count, by the peer's drained total that the count equals, by a
+   fence, or because the peer never started. Until then its pages and its slot stay taken. A clock may end the link
+   (which fences it); it never settles anything.
+2. A transfer gets Ready or Lost at most once, never both, and never after the engine cancelled it.
+3. Ready comes only from a complete count while the link was alive.
+
+    start -> COUNTING --count complete--> (Settled, Ready) READY --Posted--> gone
+                |  |--Reject-----------> (Settled, Lost)  gone
+                |  |--Failed-----------> (Lost) -> DRAINING --count = total--> (Settled) gone
+                |  +--cancel-----------> CANCELLED --Drained--> DRAINING
+                +--link ends-----------> (Lost) ABANDONED --fenced--> (Settled) gone
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from pdx.errors import ProtocolError, RequestError, TransferFailed
+from pdx.kv.pages import Proof
+from pdx.messenger.messages import (
+    Cancel,
+    ControlMessage,
+    Drained,
+    Failed,
+    Posted,
+    Prefill,
+    Reject,
+)
+from pdx.messenger.slots import SlotTable
+
+__all__ = [
+    "DecodeAction",
+    "DecodeSide",
+    "EndLink",
+    "Expect",
+    "Lost",
+    "PrefillTimes",
+    "Ready",
+    "Release",
+    "Retarget",
+    "Send",
+    "Settled",
+    "TransferTimeouts",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put a message on the control link."""
+
+    message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Arm the slot on every fabric worker; must be done before the next action."""
+
+    slot: int
+    generation: int
+    atoms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    """The peer stopped early: wait for this many atoms instead."""
+
+    slot: int
+    generation: int
+    atoms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Disarm the slot."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndLink:
+    """The link cannot be trusted any more: end and fence it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """No write of this transfer can touch our memory any more, for the reason given."""
+
+    transfer_id: int
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The KV cache is here, complete."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The KV cache will not come; the request fails or is tried again elsewhere."""
+
+    transfer_id: int
+    error: RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTimes:
+    """When the prefiller worked, on its host's monotonic clock."""
+
+    transfer_id: int
+    prefill_start_ns: int
+    last_layer_ns: int
+
+
+DecodeAction = (
+    Send | Expect | Retarget | Release | EndLink | Settled | Ready | Lost | PrefillTimes
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferTimeouts:
+    """Seconds. These clocks only ever end a link."""
+
+    #: Without a new imm after the peer said how much it posted.
+    lost_writes_s: float = 1.0
+    #: Between Cancel and Drained.
+    drain_s: float = 10.0
+
+
+class _State(enum.Enum):
+    COUNTING = enum.auto()
+    CANCELLED = enum.auto()
+    DRAINING = enum.auto()
+    READY = enum.auto()
+    ABANDONED = enum.auto()
+
+
+@dataclass(slots=True)
+class _Transfer:
+    transfer_id: int
+    slot: int
+    generation: int
+    atoms: int
+    state: _State = _State.COUNTING
+    #: When to give up on the link; None: no clock runs.
+    deadline: float | None = None
+    #: Count at the time the deadline was set.
+    seen: int = 0
+
+
+class DecodeSide:
+    """See the module's docstring. ``slots`` is the node's table, shared by its links."""
+
+    def __init__(self, slots: SlotTable, timeouts: TransferTimeouts) -> None:
+        self._slots = slots
+        self._timeouts = timeouts
+        self._transfers: dict[int, _Transfer] = {}
+        self._by_slot: dict[tuple[int, int], _Transfer] = {}
+        self._ended = False
+
+    @property
+    def num_open(self) -> int:
+        """Transfers that are not settled yet."""
+        return len(self._by_slot)
+
+    def start(self, prefill: Prefill) -> list[DecodeAction]:
+        """Begin a transfer in the slot that the message names (taken from the table by the caller)."""
+        assert not self._ended and prefill.transfer_id not in self._transfers
+        transfer = _Transfer(prefill.transfer_id, prefill.slot, prefill.generation, prefill.atoms)
+        self._transfers[prefill.transfer_id] = transfer
+        self._by_slot[prefill.slot, prefill.generation] = transfer
+        return [Expect(prefill.slot, prefill.generation, prefill.atoms), Send(prefill)]
+
+    def cancel(self, transfer_id: int, now: float) -> list[DecodeAction]:
+        """The engine does not want the result any more. Unknown and finished transfers are fine."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.state is not _State.COUNTING:
+            return []
+        transfer.state = _State.CANCELLED
+        self._set_deadline(transfer, now + self._timeouts.drain_s, 0)
+        return [Send(Cancel(transfer_id=transfer_id))]
+
+    def on_message(self, message: ControlMessage, now: float) -> list[DecodeAction]:
+        """A message of the prefiller.
+
+        Raises:
+            ProtocolError: it may not send this.
+        """
+        match message:
+            case Reject():
+                return self._on_reject(message)
+            case Posted():
+                return self._on_posted(message, now)
+            case Failed(transfer_id=transfer_id, atoms=atoms, failed=failed, reason=reason):
+                lost: list[DecodeAction] = []
+                transfer = self._transfers.get(transfer_id)
+                if transfer is not None and transfer.state is _State.COUNTING:
+                    error = TransferFailed(f"the KV transfer failed on the prefiller: {reason}")
+                    lost = [Lost(transfer_id, error)]
+                return lost + self._on_total(transfer_id, atoms, failed, now)
+            case Drained(transfer_id=transfer_id, atoms=atoms, failed=failed):
+                return self._on_total(transfer_id, atoms, failed, now)
+            case _:
+                raise ProtocolError(f"a prefiller may not send {type(message).__name__}")
+
+    def on_arrived(self, slot: int, generation: int) -> list[DecodeAction]:
+        """The slot's count equals what it waits for."""
+        transfer = self._by_slot.get((slot, generation))
+        if transfer is None or self._ended:
+            return []
+        proof = Proof.DRAINED if transfer.state is _State.DRAINING else Proof.COUNTED
+        actions = self._settle(transfer, proof)
+        if transfer.state is _State.COUNTING:
+            transfer.state = _State.READY
+            transfer.deadline = None
+            return [*actions, Ready(transfer.transfer_id)]
+        del self._transfers[transfer.transfer_id]
+        return actions
+
+    def on_surplus(self, slot: int, generation: int) -> list[DecodeAction]:
+        """More atoms than expected came for a pair: somebody writes what nobody asked for."""
+        return [EndLink(f"more writes than expected came for slot {slot}.{generation}")]
+
+    def on_tick(self, now: float, counts: dict[tuple[int, int], int]) -> list[DecodeAction]:
+        """Time has passed. ``counts`` are the atoms counted so far, by (slot, generation)."""
+        for transfer in self._by_slot.values():
+            if transfer.deadline is None or now < transfer.deadline:
+                continue
+            count = counts.get((transfer.slot, transfer.generation), 0)
+            if transfer.state is _State.CANCELLED:
+                return [EndLink(f"no answer to the cancel of transfer {transfer.transfer_id}")]
+            if count > transfer.seen:
+                self._set_deadline(transfer, now + self._timeouts.lost_writes_s, count)
+            else:
+                return [EndLink(f"writes were lost: {count} of {transfer.atoms} atoms counted")]
+        return []
+
+    def watched(self) -> list[tuple[int, int]]:
+        """Pairs with a clock running: those whose counts :meth:`on_tick` needs."""
+        return [pair for pair, t in self._by_slot.items() if t.deadline is not None]
+
+    def on_link_end(self, reason: str) -> list[DecodeAction]:
+        """The link is over. Everything unfinished is lost, but stays taken until the fence."""
+        self._ended = True
+        actions: list[DecodeAction] = []
+        for transfer in list(self._transfers.values()):
+            if transfer.state is _State.COUNTING:
+                actions.append(Lost(transfer.transfer_id, _link_lost(reason)))
+            if transfer.state is _State.READY:
+                del self._transfers[transfer.transfer_id]
+            transfer.state = _State.ABANDONED
+        return actions
+
+    def on_fenced(self) -> list[DecodeAction]:
+        """The endpoint is closed: no byte can land any more, and the fabric has disarmed the link's slots."""
+        assert self._ended
+        actions: list[DecodeAction] = []
+        for transfer in list(self._by_slot.values()):
+            self._forget_slot(transfer)
+            actions.append(Settled(transfer.transfer_id, Proof.FENCED))
+        self._transfers.clear()
+        return actions
+
+    def _on_reject(self, message: Reject) -> list[DecodeAction]:
+        transfer = self._transfers.pop(message.transfer_id, None)
+        if transfer is None:
+            return []
+        if transfer.state not in (_State.COUNTING, _State.CANCELLED):
+            raise ProtocolError(f"transfer {message.transfer_id} was rejected after it had begun")
+        actions = self._settle(transfer, Proof.NOT_STARTED)
+        if transfer.state is _State.COUNTING:
+            actions.append(Lost(transfer.transfer_id, _rejection(message)))
+        return actions
+
+    def _on_posted(self, message: Posted, now: float) -> list[DecodeAction]:
+        transfer = self._transfers.get(message.transfer_id)
+        if transfer is None:
+            return []
+        if message.atoms != transfer.atoms:
+            return [EndLink(f"the peer posted {message.atoms} atoms, not {transfer.atoms}")]
+        if transfer.state is _State.READY:
+            del self._transfers[message.transfer_id]
+        elif transfer.state is _State.CANCELLED:
+            return self._on_total(message.transfer_id, message.atoms, 0, now)
+        else:
+            self._set_deadline(transfer, now + self._timeouts.lost_writes_s, 0)
+        return [
+            PrefillTimes(message.transfer_id, message.prefill_start_ns, message.last_layer_ns)
+        ]
+
+    def _on_total(
+        self, transfer_id: int, atoms: int, failed: int, now: float
+    ) -> list[DecodeAction]:
+        """The peer will post nothing more for this transfer."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.state in (_State.READY, _State.DRAINING):
+            return []
+        if failed or atoms > transfer.atoms:
+            return [EndLink(f"{failed} of {atoms} writes of transfer {transfer_id} failed")]
+        transfer.state = _State.DRAINING
+        transfer.atoms = atoms
+        self._set_deadline(transfer, now + self._timeouts.lost_writes_s, 0)
+        return [Retarget(transfer.slot, transfer.generation, atoms)]
+
+    @staticmethod
+    def _set_deadline(transfer: _Transfer, deadline: float, seen: int) -> None:
+        transfer.deadline = deadline
+        transfer.seen = seen
+
+    def _settle(self, transfer: _Transfer, proof: Proof) -> list[DecodeAction]:
+        self._forget_slot(transfer)
+        return [
+            Release(transfer.slot, transfer.generation),
+            Settled(transfer.transfer_id, proof),
+        ]
+
+    def _forget_slot(self, transfer: _Transfer) -> None:
+        del self._by_slot[transfer.slot, transfer.generation]
+        self._slots.give_back(transfer.slot)
+
+
+def _link_lost(reason: str) -> RequestError:
+    return TransferFailed(f"the prefiller was lost: {reason}", hint="try again")
+
+
+def _rejection(message: Reject) -> RequestError:
+    error = RequestError(message.message)
+    error.http_status = message.http_status
+    error.kind = message.kind
+    return error

@@ -1,0 +1,210 @@
+"""How two nodes agree on a link before the first request, on both sides. Runs on the primary's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pdx.errors import FabricError, PeerLost, PeerRefused, ProtocolError
+from pdx.messenger.control import Address, ControlConnection, connect
+from pdx.messenger.decode_link import DecodeLink
+from pdx.messenger.fabric_hub import FabricHub, FabricLink, host_identity
+from pdx.messenger.manifest import Manifest, differences
+from pdx.messenger.messages import (
+    PROTOCOL_VERSION,
+    Describe,
+    Description,
+    Hello,
+    Refuse,
+    Welcome,
+)
+from pdx.messenger.prefill_link import PrefillLink
+
+__all__ = ["FabricChoice", "NodeIdentity", "describe", "greet", "welcome"]
+
+FabricChoice = Literal["auto", "tcp", "shm"]
+Provider = Literal["tcp", "shm"]
+_STEP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeIdentity:
+    """What a node tells its peers about itself."""
+
+    node: str
+    manifest: Manifest
+    #: Provider that the user asked for.
+    fabric: FabricChoice
+
+
+async def describe(address: Address, *, timeout_s: float) -> Description:
+    """Ask a prefiller which model it serves.
+
+    Raises:
+        PeerLost: nobody answers.
+        ProtocolError: whoever answers is no prefiller of this protocol.
+    """
+    connection = await connect(address, timeout_s=timeout_s)
+    try:
+        connection.send(Describe())
+        answer = await _receive(connection)
+    finally:
+        await connection.close()
+    if isinstance(answer, Refuse):
+        raise PeerRefused(f"{address}: {answer.reason}", peer=str(address))
+    if not isinstance(answer, Description):
+        raise ProtocolError(f"{address} answered {type(answer).__name__}", peer=str(address))
+    return answer
+
+
+async def greet(
+    link: DecodeLink,
+    connection: ControlConnection,
+    hub: FabricHub,
+    identity: NodeIdentity,
+    *,
+    timeout_s: float,
+) -> None:
+    """The decoder's handshake: offer data paths, take the prefiller's choice, wait for a write each way.
+
+    Raises:
+        PeerRefused: with the prefiller's reason.
+        PeerLost, ProtocolError, FabricError: the link cannot be made (now).
+    """
+    offers: dict[str, FabricLink] = {
+        provider: hub.open_link(provider, link.on_event)
+        for provider in _offered(identity.fabric, connection)
+    }
+    host = host_identity()
+    connection.send(
+        Hello(
+            protocol=PROTOCOL_VERSION,
+            node=identity.node,
+            manifest=identity.manifest,
+            host=host,
+            pid=os.getpid(),
+            descriptors=[(p, o.fabric.descriptor(o.link)) for p, o in offers.items()],
+        )
+    )
+    try:
+        answer = await _receive(connection)
+        if isinstance(answer, Refuse):
+            raise PeerRefused(answer.reason, peer=link.peer)
+        if not isinstance(answer, Welcome) or answer.provider not in offers:
+            raise ProtocolError(f"{link.peer} answered {type(answer).__name__}", peer=link.peer)
+        chosen = offers.pop(answer.provider)
+    finally:
+        _withdraw(offers, hub)
+    link.attach(answer, chosen, same_host=answer.host == host)
+    await _proved(link, timeout_s)
+
+
+async def _proved(link: DecodeLink, timeout_s: float) -> None:
+    """Wait until a write has gone each way, or the link has ended."""
+    waits = [asyncio.create_task(event.wait()) for event in (link.up, link.ended)]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if not link.usable:
+        reason = link.end_reason or f"no write came through in {timeout_s:g} s"
+        link.end(reason)
+        raise PeerLost(f"{link.peer}: data path ({link.provider}): {reason}", peer=link.peer)
+
+
+async def welcome(
+    connection: ControlConnection,
+    identity: NodeIdentity,
+    description: Description,
+    max_prompt_len: int,
+    make_link: Callable[[Hello], PrefillLink],
+) -> PrefillLink | None:
+    """The prefiller's handshake; None when the connection only asked for a description, or was refused.
+
+    Raises:
+        PeerLost, ProtocolError: the peer left, or is no pdx node.
+    """
+    hello = await _receive(connection)
+    if isinstance(hello, Describe):
+        connection.send(description)
+        return None
+    if not isinstance(hello, Hello):
+        raise ProtocolError(f"{connection.peer} began with {type(hello).__name__}")
+    refusal = _refusal(hello, identity)
+    if refusal is not None:
+        connection.send(Refuse(reason=refusal))
+        return None
+    host = host_identity()
+    provider, peer_descriptor = _choose(hello, identity.fabric, same_host=hello.host == host)
+    link = make_link(hello)
+    try:
+        descriptor = link.open_data_path(provider, peer_descriptor)
+    except FabricError as error:
+        connection.send(Refuse(reason=f"the data path ({provider}) cannot be opened: {error}"))
+        link.end(str(error))
+        return None
+    connection.send(
+        Welcome(
+            node=identity.node,
+            manifest=identity.manifest,
+            host=host,
+            pid=os.getpid(),
+            provider=provider,
+            descriptor=descriptor,
+            max_prompt_len=max_prompt_len,
+        )
+    )
+    return link
+
+
+async def _receive(connection: ControlConnection) -> object:
+    try:
+        async with asyncio.timeout(_STEP_TIMEOUT_S):
+            return await connection.receive()
+    except TimeoutError as error:
+        raise PeerLost(
+            f"{connection.peer}: no answer in {_STEP_TIMEOUT_S:g} s", peer=connection.peer
+        ) from error
+
+
+def _withdraw(offers: dict[str, FabricLink], hub: FabricHub) -> None:
+    """Offers that were not taken: their endpoints are closed and their events dropped."""
+    for offer in offers.values():
+        hub.discard(offer)
+
+
+def _offered(choice: FabricChoice, connection: ControlConnection) -> list[Provider]:
+    """Shared memory first, where the peer may be on this host."""
+    if choice != "auto":
+        return ["shm"] if choice == "shm" else ["tcp"]
+    host = connection.peer.rpartition(":")[0].strip("[]")
+    return ["shm", "tcp"] if ipaddress.ip_address(host).is_loopback else ["tcp"]
+
+
+def _refusal(hello: Hello, identity: NodeIdentity) -> str | None:
+    if hello.protocol != PROTOCOL_VERSION:
+        return f"protocol {hello.protocol} of the decoder is not {PROTOCOL_VERSION}"
+    table = differences(identity.manifest, hello.manifest, us="prefiller", them="decoder")
+    if table is not None:
+        return f"the two nodes do not match:\n{table}"
+    offered = [provider for provider, _ in hello.descriptors]
+    same_host = hello.host == host_identity()
+    if not _usable(offered, identity.fabric, same_host=same_host):
+        where = "" if same_host else ", not on one host (shared memory does not reach)"
+        return f"no common data path: decoder offers {offered}, prefiller allows {identity.fabric}{where}"
+    return None
+
+
+def _usable(offered: list[str], choice: FabricChoice, *, same_host: bool) -> list[str]:
+    allowed = ["tcp", "shm"] if choice == "auto" else [choice]
+    return [p for p in offered if p in allowed and (p != "shm" or same_host)]
+
+
+def _choose(hello: Hello, choice: FabricChoice, *, same_host: bool) -> tuple[str, bytes]:
+    usable = _usable([p for p, _ in hello.descriptors], choice, same_host=same_host)
+    return next((p, d) for p, d in hello.descriptors if p == usable[0])

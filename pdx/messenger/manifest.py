@@ -1,0 +1,80 @@
+"""What two nodes must agree on before the first request. Exchanged in the handshake; compared field by field."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Manifest", "differences", "model_id", "text_id"]
+
+#: Of each weights file this much is hashed besides its header: other weights of the same shape differ there.
+_SAMPLE_BYTES = 64 << 10
+_TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's model, numerics and KV layout. Every field but ``num_pages`` must be equal on both sides."""
+
+    weights_id: str
+    text_id: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    page_size: int
+    tp_size: int
+    kv_layout: str
+    num_pages: int
+
+
+_MAY_DIFFER = frozenset({"num_pages"})
+
+
+def differences(ours: Manifest, theirs: Manifest, *, us: str, them: str) -> str | None:
+    """A two-column table of the fields that do not match; None when all do."""
+    rows = [
+        (field, str(getattr(ours, field)), str(getattr(theirs, field)))
+        for field in Manifest.__struct_fields__
+        if field not in _MAY_DIFFER and getattr(ours, field) != getattr(theirs, field)
+    ]
+    if not rows:
+        return None
+    table = [("", us, them), *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    )
+
+
+def model_id(folder: Path) -> str:
+    """Hash of config.json, every safetensors header and 64 KiB of each file's data."""
+    digest = hashlib.blake2b(digest_size=16)
+    config = json.loads((folder / "config.json").read_bytes())
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            digest.update(prefix)
+            digest.update(file.read(struct.unpack("<Q", prefix)[0]))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def text_id(folder: Path) -> str:
+    """Hash of the tokenizer and the chat template."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in _TEXT_FILES:
+        path = folder / name
+        if path.exists():
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

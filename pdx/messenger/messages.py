@@ -1,0 +1,168 @@
+"""The control link's messages: one tagged msgpack family, one TCP connection per decoder-prefiller pair.
+
+    decoder                                prefiller
+    Describe                 ------------> Description        (a connection of its own; optional)
+    Hello                    ------------> Welcome | Refuse
+    Prefill                  ------------> Reject | Posted | Failed
+    Cancel                   ------------> Drained
+    Goodbye                  <-----------> Goodbye
+
+The KV cache itself never travels here. ``transfer_id`` is made by the decoder, unique over its life; API ids never
+appear on the wire.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdx.messenger.manifest import Manifest
+
+__all__ = [
+    "MAX_CONTROL_FRAME_BYTES",
+    "PROTOCOL_VERSION",
+    "Cancel",
+    "ControlMessage",
+    "Describe",
+    "Description",
+    "Drained",
+    "Failed",
+    "Goodbye",
+    "Hello",
+    "Posted",
+    "Prefill",
+    "Refuse",
+    "Reject",
+    "Welcome",
+]
+
+PROTOCOL_VERSION = 1
+#: A prompt of a million tokens is 5 MB of msgpack.
+MAX_CONTROL_FRAME_BYTES = 32 << 20
+
+
+class Describe(msgspec.Struct, frozen=True, kw_only=True, tag="describe"):
+    """Ask what a prefiller serves, before loading anything."""
+
+    protocol: int = PROTOCOL_VERSION
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True, tag="description"):
+    """The model as the prefiller was told it: a folder on its host, or ``org/name[@revision]``."""
+
+    model: str
+    #: The checkpoint's dtype as served.
+    dtype: str
+    page_size: int
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """A decoder opens a link."""
+
+    protocol: int
+    #: Random identity of the decoder process; a new link of the same node ends the old one first.
+    node: str
+    manifest: Manifest
+    #: Identity of the host as far as shared memory reaches (boot, PID namespace, /dev/shm).
+    host: str
+    pid: int
+    #: Fabric descriptors by provider, in the decoder's order of preference.
+    descriptors: list[tuple[str, bytes]]
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """The link is accepted; the data path is probed next."""
+
+    node: str
+    manifest: Manifest
+    host: str
+    pid: int
+    provider: str
+    descriptor: bytes
+    #: Longest prompt that fits the prefiller's pages, tokens.
+    max_prompt_len: int
+
+
+class Refuse(msgspec.Struct, frozen=True, kw_only=True, tag="refuse"):
+    """The link is refused, for good."""
+
+    reason: str
+
+
+class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
+    """Compute a prompt and write its KV into the decoder's pages."""
+
+    transfer_id: int
+    #: The prompt without its last token.
+    token_ids: list[int]
+    #: First token position whose KV is wanted; a multiple of the page size.
+    first_position: int
+    #: The decoder's pages for positions ``first_position`` onwards, in order.
+    page_indices: list[int]
+    slot: int
+    generation: int
+    #: Atoms that the decoder will count. A prefiller whose plan gives another number rejects.
+    atoms: int
+
+
+class Reject(msgspec.Struct, frozen=True, kw_only=True, tag="reject"):
+    """Nothing was and nothing will be written for this transfer. Fields as of PdxError."""
+
+    transfer_id: int
+    http_status: int
+    kind: str
+    message: str
+
+
+class Posted(msgspec.Struct, frozen=True, kw_only=True, tag="posted"):
+    """All writes of a transfer are complete on the prefiller's side. Never a sign of readiness."""
+
+    transfer_id: int
+    atoms: int
+    #: CLOCK_MONOTONIC of the prefiller's host, ns.
+    prefill_start_ns: int
+    last_layer_ns: int
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """Stop a transfer; always answered by Drained."""
+
+    transfer_id: int
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
+    """Nothing more will be posted; ``atoms`` were, ``failed`` of them with an error."""
+
+    transfer_id: int
+    atoms: int
+    failed: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The transfer failed on the prefiller's side; otherwise as Drained."""
+
+    transfer_id: int
+    atoms: int
+    failed: int
+    reason: str
+
+
+class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
+    """This side ends the link on purpose."""
+
+    reason: str
+
+
+ControlMessage = (
+    Describe
+    | Description
+    | Hello
+    | Welcome
+    | Refuse
+    | Prefill
+    | Reject
+    | Posted
+    | Cancel
+    | Drained
+    | Failed
+    | Goodbye
+)

@@ -1,0 +1,322 @@
+"""A prefiller's transfers over one link, as a pure state machine: event in, actions out. No socket, clock or thread.
+
+Invariants, whatever order events come in:
+
+1. Each accepted transfer ends with exactly one of Posted, Failed, Drained, or the link's end. Cancel always gets its
+   Drained: totals are kept until the slot is used again.
+2. Nothing is armed for a transfer after it was cancelled, failed or lost.
+3. Source pages are held from the first armed chunk until the fabric says that the transfer is done.
+
+    Prefill -> QUEUED --first chunk--> OPEN --last chunk--> SEALED --done--> (Posted) DONE
+                 |                       +------ Cancel ------+--> CANCELLED --done--> (Drained) DONE
+                 +--Cancel--> (Drained 0) DONE
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from pdx.errors import InvalidRequest, ProtocolError, RequestError
+from pdx.messenger.decode_side import EndLink, Send
+from pdx.messenger.messages import (
+    Cancel,
+    ControlMessage,
+    Drained,
+    Failed,
+    Posted,
+    Prefill,
+    Reject,
+)
+from pdx.messenger.plan import PagePair, SendCursor, TransferPlan
+
+__all__ = [
+    "Accept",
+    "Arm",
+    "CancelSend",
+    "Dropped",
+    "HoldSource",
+    "OpenSend",
+    "PrefillAction",
+    "PrefillSide",
+    "ReleaseSource",
+    "Seal",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Queue the prompt; answer with :meth:`PrefillSide.refuse` if that is impossible."""
+
+    transfer_id: int
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Nobody wants the prompt any more: leave the queue, or stop after the running chunk."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSource:
+    """Writes that read the request's pages are about to be armed."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSource:
+    """No write of ours reads the pages any more; ``unproved``: except those that never completed."""
+
+    transfer_id: int
+    unproved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSend:
+    """Open a transfer on the fabric."""
+
+    transfer_id: int
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Post each layer of these pages when the rank's progress in this pass reaches it."""
+
+    transfer_id: int
+    pairs: list[PagePair]
+    pass_idx: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Nothing more will be armed."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSend:
+    """Drop what is not posted."""
+
+    transfer_id: int
+
+
+PrefillAction = (
+    Send
+    | EndLink
+    | Accept
+    | Dropped
+    | HoldSource
+    | ReleaseSource
+    | OpenSend
+    | Arm
+    | Seal
+    | CancelSend
+)
+
+
+class _State(enum.Enum):
+    QUEUED = enum.auto()
+    OPEN = enum.auto()
+    SEALED = enum.auto()
+    CANCELLED = enum.auto()
+    DONE = enum.auto()
+
+
+@dataclass(slots=True)
+class _Transfer:
+    prefill: Prefill
+    plan: TransferPlan
+    cursor: SendCursor
+    state: _State = _State.QUEUED
+    prefill_start_ns: int = 0
+    posted: int = 0
+    failed: int = 0
+
+
+class PrefillSide:
+    """See the module's docstring.
+
+    Args:
+        page_size, num_layers: of both sides (the handshake made them equal).
+        num_dst_pages: of the decoder.
+    """
+
+    def __init__(self, *, page_size: int, num_layers: int, num_dst_pages: int) -> None:
+        self._page_size = page_size
+        self._num_layers = num_layers
+        self._num_dst_pages = num_dst_pages
+        self._transfers: dict[int, _Transfer] = {}
+        #: The last transfer of each slot; kept when done, so that a late Cancel gets its totals.
+        self._by_slot: dict[int, int] = {}
+        self._ended = False
+
+    @property
+    def num_open(self) -> int:
+        """Transfers that are queued or not yet done."""
+        return sum(t.state is not _State.DONE for t in self._transfers.values())
+
+    def on_message(self, message: ControlMessage) -> list[PrefillAction]:
+        """A message of the decoder.
+
+        Raises:
+            ProtocolError: it may not send this.
+        """
+        match message:
+            case Prefill():
+                return self._on_prefill(message)
+            case Cancel(transfer_id=transfer_id):
+                return self._on_cancel(transfer_id)
+            case _:
+                raise ProtocolError(f"a decoder may not send {type(message).__name__}")
+
+    def refuse(self, transfer_id: int, error: RequestError) -> list[PrefillAction]:
+        """The engine cannot take what was accepted; nothing has been posted."""
+        self._forget(transfer_id)
+        return [_reject(transfer_id, error)]
+
+    def on_chunk(
+        self,
+        transfer_id: int,
+        *,
+        pass_idx: int,
+        end: int,
+        last: bool,
+        src_page_indices: tuple[int, ...],
+        now_ns: int,
+    ) -> list[PrefillAction]:
+        """The next pass computes the request's positions below ``end``; called before the pass is sent."""
+        transfer = self._transfers[transfer_id]
+        actions: list[PrefillAction] = []
+        if transfer.state is _State.QUEUED:
+            transfer.state = _State.OPEN
+            transfer.prefill_start_ns = now_ns
+            prefill = transfer.prefill
+            actions += [
+                HoldSource(transfer_id),
+                OpenSend(transfer_id, prefill.slot, prefill.generation),
+            ]
+        if transfer.state is not _State.OPEN:
+            return []
+        pairs = transfer.cursor.advance(src_page_indices, end, last=last)
+        if pairs:
+            actions.append(Arm(transfer_id, pairs, pass_idx))
+        if last:
+            transfer.state = _State.SEALED
+            actions.append(Seal(transfer_id))
+        return actions
+
+    def on_send_done(
+        self, transfer_id: int, *, posted: int, failed: int, last_progress_ns: int
+    ) -> list[PrefillAction]:
+        """The fabric is done with a transfer: sealed and complete, cancelled and drained, failed, or fenced."""
+        transfer = self._transfers[transfer_id]
+        state, transfer.state = transfer.state, _State.DONE
+        transfer.posted, transfer.failed = posted, failed
+        actions: list[PrefillAction] = [ReleaseSource(transfer_id, unproved=failed > 0)]
+        if self._ended:
+            return actions
+        if state is _State.CANCELLED:
+            actions.append(_drained(transfer_id, transfer))
+        elif state is _State.SEALED and not failed and posted == transfer.prefill.atoms:
+            actions.append(_posted(transfer_id, transfer, last_progress_ns))
+        else:
+            reason = f"{failed} writes failed, {posted} of {transfer.prefill.atoms} posted"
+            message = Failed(transfer_id=transfer_id, atoms=posted, failed=failed, reason=reason)
+            actions += [Dropped(transfer_id), Send(message)]
+        return actions
+
+    def on_link_end(self) -> list[PrefillAction]:
+        """The link is over; its fence makes the fabric finish every open transfer."""
+        self._ended = True
+        actions: list[PrefillAction] = []
+        for transfer_id, transfer in list(self._transfers.items()):
+            if transfer.state in (_State.QUEUED, _State.OPEN):
+                actions.append(Dropped(transfer_id))
+            if transfer.state is _State.QUEUED:
+                self._forget(transfer_id)
+            elif transfer.state is not _State.DONE:
+                transfer.state = _State.CANCELLED
+        return actions
+
+    def _on_prefill(self, message: Prefill) -> list[PrefillAction]:
+        if message.transfer_id in self._transfers:
+            raise ProtocolError(f"transfer {message.transfer_id} is asked for twice")
+        before = self._by_slot.get(message.slot)
+        if before is not None:
+            if self._transfers[before].state is not _State.DONE:
+                raise ProtocolError(f"slot {message.slot} is in use by transfer {before}")
+            self._forget(before)
+        plan = TransferPlan(
+            num_tokens=len(message.token_ids),
+            first_position=message.first_position,
+            dst_page_indices=tuple(message.page_indices),
+            page_size=self._page_size,
+        )
+        try:
+            plan.check(
+                atoms=message.atoms,
+                num_layers=self._num_layers,
+                num_dst_pages=self._num_dst_pages,
+            )
+        except InvalidRequest as error:
+            return [_reject(message.transfer_id, error)]
+        self._transfers[message.transfer_id] = _Transfer(message, plan, SendCursor(plan))
+        self._by_slot[message.slot] = message.transfer_id
+        return [Accept(message.transfer_id, message.token_ids)]
+
+    def _on_cancel(self, transfer_id: int) -> list[PrefillAction]:
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None:  # rejected before: nothing was ever posted
+            return [Send(Drained(transfer_id=transfer_id, atoms=0, failed=0))]
+        match transfer.state:
+            case _State.QUEUED:
+                transfer.state = _State.DONE
+                return [Dropped(transfer_id), _drained(transfer_id, transfer)]
+            case _State.OPEN:
+                transfer.state = _State.CANCELLED
+                return [Dropped(transfer_id), CancelSend(transfer_id)]
+            case _State.SEALED:
+                transfer.state = _State.CANCELLED
+                return [CancelSend(transfer_id)]
+            case _State.DONE:
+                return [_drained(transfer_id, transfer)]
+            case _State.CANCELLED:
+                return []
+
+    def _forget(self, transfer_id: int) -> None:
+        transfer = self._transfers.pop(transfer_id)
+        del self._by_slot[transfer.prefill.slot]
+
+
+def _drained(transfer_id: int, transfer: _Transfer) -> Send:
+    return Send(
+        Drained(transfer_id=transfer_id, atoms=transfer.posted, failed=transfer.failed)
+    )
+
+
+def _posted(transfer_id: int, transfer: _Transfer, last_progress_ns: int) -> Send:
+    return Send(
+        Posted(
+            transfer_id=transfer_id,
+            atoms=transfer.posted,
+            prefill_start_ns=transfer.prefill_start_ns,
+            last_layer_ns=last_progress_ns,
+        )
+    )
+
+
+def _reject(transfer_id: int, error: RequestError) -> Send:
+    return Send(
+        Reject(
+            transfer_id=transfer_id,
+            http_status=error.http_status,
+            kind=error.kind,
+            message=error.message,
+        )
+    )

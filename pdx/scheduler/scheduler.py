@@ -1,0 +1,307 @@
+"""Decides what runs in the next forward pass: continuous batching with chunked prefill, on any role.
+
+Owned by the primary's event loop. Touches no tensor, knows no socket and no clock. The life of a sequence:
+
+    submit -> WAITING --admit (pages leased)--> ADMITTED --start--> RUNNING --finish/abort--> gone
+                 ^                                                     |
+                 +---------------------- preempted --------------------+
+
+A colocated engine and a prefiller start what they admit at once; a decoder starts it when the KV cache has arrived.
+Admission is first come, first served, so that nobody starves; a sequence that runs out of pages preempts the youngest,
+which later resumes with prompt and output as its new prompt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pdx.errors import InvalidRequest
+from pdx.kv.pages import PagePool, Use
+from pdx.request.batch import Batch, RequestStart, RequestStep, StepOutput
+from pdx.request.request import FinishReason, SamplingParams
+from pdx.scheduler.sequence import Sequence, SequenceState, SequenceUpdate
+
+__all__ = ["PrefillChunk", "ScheduledPass", "Scheduler", "SchedulerLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Bounds of a scheduler."""
+
+    page_size: int
+    #: Prefill tokens in one pass.
+    chunk_len: int
+    #: Sequences that hold pages at once.
+    max_num_seqs: int
+    #: Output tokens for which pages are leased at admission; growth past it may preempt.
+    reserve_output_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChunk:
+    """Positions ``start <= i < end`` of a request that a pass computes; ``last`` ends its prefill."""
+
+    request_id: int
+    start: int
+    end: int
+    last: bool
+    page_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledPass:
+    """A batch for the ranks, and what the messenger needs to know of it."""
+
+    batch: Batch
+    chunks: list[PrefillChunk]
+
+
+class Scheduler:
+    """See the module's docstring."""
+
+    def __init__(self, limits: SchedulerLimits, pool: PagePool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self._waiting: deque[Sequence] = deque()
+        #: ADMITTED and RUNNING, oldest first (dicts keep order).
+        self._active: dict[int, Sequence] = {}
+        #: Sequences in the pass that runs now, in the batch's order.
+        self._in_pass: list[Sequence] = []
+        self._removes: list[int] = []
+        self._last_pass_idx = 0
+
+    # ---- requests come and go -------------------------------------------------------------
+
+    def submit(self, request_id: int, token_ids: list[int], sampling: SamplingParams | None) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: it could never fit this node's pages.
+        """
+        sequence = Sequence(request_id, list(token_ids), len(token_ids), sampling)
+        assert token_ids and request_id not in self._active
+        needed = self._num_pages_for(sequence.max_len())
+        if needed > self.pool.num_pages:
+            raise InvalidRequest(
+                f"the request needs {needed} KV pages of {self.limits.page_size} tokens "
+                f"({sequence.max_len()} tokens), this node has {self.pool.num_pages}",
+                hint="shorten the prompt, lower max_tokens, or start the node with more KV memory",
+            )
+        self._waiting.append(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Lease pages for waiting requests, in order, until one does not fit."""
+        admitted: list[Sequence] = []
+        while self._waiting and len(self._active) < self.limits.max_num_seqs:
+            sequence = self._waiting[0]
+            lease_id = self.pool.lease(self._num_pages_at_admission(sequence))
+            if lease_id is None:
+                break
+            self._waiting.popleft()
+            sequence.lease_id = lease_id
+            sequence.state = SequenceState.ADMITTED
+            self._active[sequence.request_id] = sequence
+            admitted.append(sequence)
+        return admitted
+
+    def start(self, request_id: int, *, num_computed: int = 0) -> None:
+        """Let an admitted request take part in passes; ``num_computed`` of its tokens are in its pages already."""
+        sequence = self._active[request_id]
+        assert sequence.state is SequenceState.ADMITTED
+        sequence.state = SequenceState.RUNNING
+        sequence.num_computed = num_computed
+
+    def abort(self, request_id: int) -> None:
+        """End a request, wherever it is; unknown ids are fine. Pages follow the pool's rules."""
+        for sequence in self._waiting:
+            if sequence.request_id == request_id:
+                self._waiting.remove(sequence)
+                return
+        active = self._active.get(request_id)
+        if active is not None and active.state is not SequenceState.ENDED:
+            self._end(active)
+
+    def waiting_ids(self) -> list[int]:
+        """Queued requests, next one first."""
+        return [sequence.request_id for sequence in self._waiting]
+
+    def sequence(self, request_id: int) -> Sequence | None:
+        """An admitted or running request."""
+        return self._active.get(request_id)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    # ---- passes ---------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledPass | None:
+        """The next pass; None when nothing can run. Decode steps come first, then prefill chunks in order."""
+        assert not self._in_pass, "the pass before has not been processed"
+        decodes = self._schedule_decodes()
+        prefills = self._schedule_prefills()
+        if not decodes and not prefills and not self._removes:
+            return None
+        self._last_pass_idx += 1
+        self._in_pass = [*decodes, *(sequence for sequence, _ in prefills)]
+        starts = [self._start_message(s) for s in self._in_pass if not s.on_rank]
+        steps = [self._step(s, 1) for s in decodes] + [self._step(s, n) for s, n in prefills]
+        removes, self._removes = self._removes, []
+        batch = Batch(pass_idx=self._last_pass_idx, starts=starts, steps=steps, removes=removes)
+        return ScheduledPass(batch=batch, chunks=[self._chunk(s) for s, _ in prefills])
+
+    def postprocess(self, output: StepOutput) -> list[SequenceUpdate]:
+        """Take in a pass's result; returns what changed, in the batch's order, without ended requests."""
+        assert output.pass_idx == self._last_pass_idx
+        sampled = {token.request_id: token.token_id for token in output.tokens}
+        updates = []
+        for sequence in self._in_pass:
+            assert sequence.lease_id is not None
+            self.pool.drop(sequence.lease_id, Use.PASS)
+            sequence.num_computed += sequence.num_in_pass
+            sequence.num_in_pass = 0
+            if sequence.state is SequenceState.ENDED:
+                self._forget(sequence)
+            else:
+                update = self._advance(sequence, sampled.get(sequence.request_id))
+                if update is not None:
+                    updates.append(update)
+        self._in_pass = []
+        return updates
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _advance(self, sequence: Sequence, token_id: int | None) -> SequenceUpdate | None:
+        if token_id is None:
+            if sequence.sampling is None and sequence.prefill_done:
+                self._end(sequence)
+                return SequenceUpdate(request_id=sequence.request_id, prefilled=True)
+            return None
+        assert sequence.sampling is not None
+        sequence.token_ids.append(token_id)
+        reason = _finish_reason(sequence, token_id, sequence.sampling)
+        if reason is not None:
+            self._end(sequence)
+        return SequenceUpdate(
+            request_id=sequence.request_id, token_ids=[token_id], finish_reason=reason
+        )
+
+    def _schedule_decodes(self) -> list[Sequence]:
+        decodes: list[Sequence] = []
+        for sequence in list(self._active.values()):
+            if not self._ready(sequence) or sequence.sampling is None or not sequence.prefill_done:
+                continue
+            if self._grow(sequence):
+                decodes.append(sequence)
+        return decodes
+
+    def _schedule_prefills(self) -> list[tuple[Sequence, int]]:
+        budget = self.limits.chunk_len
+        chosen = []
+        for sequence in self._active.values():
+            if budget <= 0:
+                break
+            if not self._ready(sequence) or sequence.prefill_done:
+                continue
+            num_tokens = min(budget, sequence.prefill_len - sequence.num_computed)
+            budget -= num_tokens
+            chosen.append((sequence, num_tokens))
+        return chosen
+
+    @staticmethod
+    def _ready(sequence: Sequence) -> bool:
+        return sequence.state is SequenceState.RUNNING
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make sure there is a page for the next position; False if the sequence itself was preempted."""
+        assert sequence.lease_id is not None
+        while True:
+            have = len(self.pool.page_indices(sequence.lease_id))
+            missing = self._num_pages_for(len(sequence.token_ids)) - have
+            if missing <= 0 or self.pool.extend(sequence.lease_id, missing) is not None:
+                return True
+            victim = next(s for s in reversed(self._active.values()) if self._ready(s))
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._end(sequence)
+        fresh = Sequence(
+            sequence.request_id, sequence.token_ids, sequence.prompt_len, sequence.sampling
+        )
+        self._waiting.appendleft(fresh)
+
+    def _end(self, sequence: Sequence) -> None:
+        """Give the pages up; the sequence leaves now, or with the pass that carries it."""
+        sequence.state = SequenceState.ENDED
+        assert sequence.lease_id is not None
+        self.pool.retire(sequence.lease_id)
+        if not sequence.num_in_pass:
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        if self._active.get(sequence.request_id) is sequence:
+            del self._active[sequence.request_id]
+        if sequence.on_rank:
+            self._removes.append(sequence.request_id)
+
+    def _start_message(self, sequence: Sequence) -> RequestStart:
+        sequence.on_rank = True
+        return RequestStart(
+            request_id=sequence.request_id,
+            token_ids=sequence.token_ids,
+            num_computed=sequence.num_computed,
+            first_output_idx=sequence.output_len,
+            sampling=sequence.sampling,
+        )
+
+    def _step(self, sequence: Sequence, num_tokens: int) -> RequestStep:
+        assert sequence.lease_id is not None
+        sequence.num_in_pass = num_tokens
+        self.pool.hold(sequence.lease_id, Use.PASS)
+        page_indices = self.pool.page_indices(sequence.lease_id)
+        new = page_indices[sequence.num_pages_sent :]
+        sequence.num_pages_sent = len(page_indices)
+        ends_prefill = sequence.num_computed + num_tokens >= sequence.prefill_len
+        return RequestStep(
+            request_id=sequence.request_id,
+            num_tokens=num_tokens,
+            new_page_indices=list(new),
+            sample=sequence.sampling is not None and sequence.prefill_done,
+            zero_last_page=sequence.sampling is None and ends_prefill,
+        )
+
+    def _chunk(self, sequence: Sequence) -> PrefillChunk:
+        assert sequence.lease_id is not None
+        end = sequence.num_computed + sequence.num_in_pass
+        return PrefillChunk(
+            request_id=sequence.request_id,
+            start=sequence.num_computed,
+            end=end,
+            last=end >= sequence.prefill_len,
+            page_indices=self.pool.page_indices(sequence.lease_id),
+        )
+
+    def _num_pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.page_size)
+
+    def _num_pages_at_admission(self, sequence: Sequence) -> int:
+        reserve = 0
+        if sequence.sampling is not None:
+            left = sequence.sampling.max_tokens - sequence.output_len
+            reserve = min(left, self.limits.reserve_output_len)
+        return self._num_pages_for(len(sequence.token_ids) + reserve)
+
+
+def _finish_reason(
+    sequence: Sequence, token_id: int, sampling: SamplingParams
+) -> FinishReason | None:
+    if token_id in sampling.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if sequence.output_len >= sampling.max_tokens else None

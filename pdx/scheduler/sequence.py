@@ -1,0 +1,72 @@
+"""One request as the scheduler sees it: tokens, how far they are computed, pages, and what comes next."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from pdx.request.request import FinishReason, SamplingParams
+
+__all__ = ["Sequence", "SequenceState", "SequenceUpdate"]
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence stands."""
+
+    #: In the queue; holds no pages.
+    WAITING = "waiting"
+    #: Holds pages; its prefill was not started here (a decoder waits for a prefiller's writes).
+    ADMITTED = "admitted"
+    #: Takes part in passes.
+    RUNNING = "running"
+    #: Finished or aborted; leaves when the pass that carries it ends.
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Owned by the scheduler; others read it."""
+
+    request_id: int
+    #: Prompt and output so far.
+    token_ids: list[int]
+    prompt_len: int
+    #: None where this node only prefills the request.
+    sampling: SamplingParams | None
+    state: SequenceState = SequenceState.WAITING
+    lease_id: int | None = None
+    #: Tokens at the front of ``token_ids`` whose KV is in our pages.
+    num_computed: int = 0
+    #: Tokens of the pass that runs now; 0 when it takes no part.
+    num_in_pass: int = 0
+    #: Pages the rank has been told of.
+    num_pages_sent: int = 0
+    #: The rank knows the sequence.
+    on_rank: bool = False
+
+    @property
+    def output_len(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def prefill_len(self) -> int:
+        """Tokens that are prefilled in chunks. The last one of a request that samples is left to a decode step."""
+        return len(self.token_ids) - (self.sampling is not None)
+
+    @property
+    def prefill_done(self) -> bool:
+        return self.num_computed >= self.prefill_len
+
+    def max_len(self) -> int:
+        """The longest the sequence can become."""
+        return self.prompt_len + (self.sampling.max_tokens if self.sampling else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceUpdate:
+    """What a pass did to a sequence. A prefill-only sequence ends with ``prefilled``."""
+
+    request_id: int
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    prefilled: bool = False
