@@ -1,0 +1,95 @@
+"""The bundled model: what convert.py makes is a Hugging Face folder that gives the committed answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct"
+CASES: list[dict[str, Any]] = json.loads((FOLDER / "golden.json").read_text("utf-8"))["cases"]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"smollm2_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    folder: Path = load("convert").ensure_model()  # fetches 93 MB the first time
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Any:
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    return load("golden").Oracle(model)
+
+
+def prompt_of(oracle: Any, case: dict[str, Any]) -> list[int]:
+    if "question" in case:
+        return oracle.chat_ids(case["question"])
+    return oracle.text_ids(case["prompt"])
+
+
+@pytest.mark.timeout(300)
+def test_prompts_have_the_golden_token_ids(oracle: Any) -> None:
+    for case in CASES:
+        assert prompt_of(oracle, case) == case["prompt_ids"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=["question", "text"])
+def test_transformers_repeats_the_golden_answer(oracle: Any, case: dict[str, Any]) -> None:
+    answer = oracle.answer(case["prompt_ids"], max_tokens=min(16, len(case["greedy_ids"])))
+    assert answer["greedy_ids"] == case["greedy_ids"][:16]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_repeats_every_golden_answer(oracle: Any, case: dict[str, Any]) -> None:
+    answer = oracle.answer(case["prompt_ids"])
+    assert answer["greedy_ids"] == case["greedy_ids"]
+    assert answer["text"] == case["text"]
+
+
+def test_digits_are_tokens_of_their_own_and_text_comes_back(oracle: Any) -> None:
+    text = "In 2024, 31415 naïve cafés – 日本語 🙂\n\n  def f(x):\treturn x"
+    ids = oracle.text_ids(text)
+    assert oracle.tokenizer.decode(ids) == text
+    pieces = [oracle.tokenizer.decode([idx]) for idx in ids]
+    assert all(len(piece.strip()) == 1 for piece in pieces if any(map(str.isdigit, piece)))
+
+
+def test_a_converted_folder_is_used_again(model: Path) -> None:
+    before = (model / "model.safetensors").stat()
+    result = subprocess.run(
+        [sys.executable, FOLDER / "convert.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == str(model)
+    assert result.stderr == ""
+    assert (model / "model.safetensors").stat().st_ino == before.st_ino
+
+
+def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
+    keep = tmp_path / "notes.txt"
+    keep.write_text("mine")
+    with pytest.raises(RuntimeError, match="not made by this script"):
+        load("convert").ensure_model(tmp_path)
+    assert keep.read_text() == "mine"
