@@ -1,4 +1,4 @@
-"""Where a pass's tokens lie in the paged KV memory. Built once a pass, read by every layer's ops."""
+"""Where a pass's tokens lie in the paged KV memory. Built once a pass, read by all layers' ops."""
 
 from __future__ import annotations
 

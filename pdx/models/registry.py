@@ -15,7 +15,7 @@ CausalLM = LlamaForCausalLM
 
 
 def build_model(config: ModelConfig, ops: Ops) -> CausalLM:
-    """The model with its parameters not yet filled, on the device that the caller's context sets."""
+    """The model with its parameters not yet filled, on the device that the caller has set."""
     match config.family:
         case Family.LLAMA:
             return LlamaForCausalLM(config, ops)

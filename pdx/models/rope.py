@@ -14,7 +14,7 @@ __all__ = ["RotaryEmbedding", "inverse_frequencies"]
 
 
 class RotaryEmbedding(nn.Module):
-    """cos and sin of position * frequency. The frequencies are a buffer that no checkpoint holds."""
+    """cos and sin of position * frequency. Frequencies are a buffer that no checkpoint holds."""
 
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         super().__init__()

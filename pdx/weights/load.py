@@ -23,7 +23,7 @@ def load_parameters(
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Replace every parameter of ``model`` (made on the meta device) by the stored one in ``dtype``.
+    """Replace every parameter of ``model`` (made on the meta device) by the stored one in dtype.
 
     Weights are copied, not mapped: a file that is replaced or cut short later must not change a
     running model.

@@ -1,0 +1,48 @@
+"""``python -m pdx.runner --fd N``: a rank on the socket that its primary passed down. Main thread.
+
+torch is imported last, because that takes seconds in which an interrupt or the primary's death must
+already be handled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+import traceback
+
+from pdx.errors import InternalError, PdxError
+from pdx.request.rank import RankFailed
+from pdx.runner.channel import Channel
+from pdx.runner.parent import die_with_parent
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Serve the primary until it closes the socket; 1 after a failure, which it has been told."""
+    # A terminal's Ctrl-C goes to the whole process group; the primary decides when ranks end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="python -m pdx.runner", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="inherited UNIX stream socket")
+    sock = socket.socket(fileno=parser.parse_args().fd)
+    die_with_parent(sock)
+    channel = Channel(sock)
+    try:
+        from pdx.runner.process import serve
+
+        serve(channel)
+    except Exception as error:  # noqa: BLE001 (the edge of the process: whatever it is, the primary is told)
+        print(traceback.format_exc(), file=sys.stderr)  # noqa: T201
+        kind = type(error) if isinstance(error, PdxError) else InternalError
+        message = str(error) if isinstance(error, PdxError) else f"{type(error).__name__}: {error}"
+        channel.send(
+            RankFailed(kind=kind.__name__, message=message, traceback=traceback.format_exc())
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""What a rank knows of each request, and how a batch's deltas change it. The rank's main thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pdx.errors import InternalError
+from pdx.kernels.paged_batch import PagedBatch
+from pdx.request.batch import Batch, RequestStart, RequestStep
+from pdx.request.request import SamplingParams
+
+__all__ = ["Draw", "PassInputs", "RequestTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One token to be sampled from a row of the pass."""
+
+    request_id: int
+    #: Row of the pass's [T, ...] tensors.
+    row: int
+    sampling: SamplingParams
+    #: Index of the token in the request's output, for Philox(seed, i).
+    output_idx: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassInputs:
+    """A batch, turned into what the model takes."""
+
+    #: int64 [T] each.
+    token_ids: Tensor
+    positions: Tensor
+    paged: PagedBatch
+    draws: tuple[Draw, ...]
+    #: (page, first unused token): what to zero before the pass, in all layers.
+    zero_tails: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    token_ids: list[int]
+    num_computed: int
+    next_output_idx: int
+    sampling: SamplingParams | None
+    page_table: list[int] = field(default_factory=list)
+
+
+class RequestTable:
+    """All live requests by id; mutable, owned by the runner.
+
+    Whatever does not fit together is an InternalError, which ends the rank: the primary and its
+    rank then disagree about what lies in which page, and nothing that they produce can be trusted.
+    """
+
+    def __init__(self, *, page_size: int, num_pages: int, vocab_size: int) -> None:
+        self._page_size = page_size
+        self._num_pages = num_pages
+        self._vocab_size = vocab_size
+        self._requests: dict[int, _Request] = {}
+        self._last_pass_idx = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def begin_pass(self, batch: Batch) -> PassInputs:
+        """Apply removes, starts and steps in this order; the steps' tokens then count as computed."""
+        if batch.pass_idx != self._last_pass_idx + 1:
+            raise InternalError(f"pass {batch.pass_idx} came after pass {self._last_pass_idx}")
+        self._last_pass_idx = batch.pass_idx
+        for request_id in batch.removes:
+            if self._requests.pop(request_id, None) is None:
+                raise InternalError(f"request {request_id} is to be removed but unknown")
+        for start in batch.starts:
+            self._start(start)
+        return self._collect(batch.steps)
+
+    def append_sampled(self, request_id: int, token_id: int) -> None:
+        """The token that a draw gave; it is the request's next input."""
+        request = self._requests[request_id]
+        request.token_ids.append(token_id)
+        request.next_output_idx += 1
+
+    def _start(self, start: RequestStart) -> None:
+        if start.request_id in self._requests:
+            raise InternalError(f"request {start.request_id} is started twice")
+        if not 0 <= start.num_computed < len(start.token_ids):
+            raise InternalError(
+                f"request {start.request_id} starts with {start.num_computed} of its "
+                f"{len(start.token_ids)} tokens computed"
+            )
+        if not all(0 <= token_id < self._vocab_size for token_id in start.token_ids):
+            raise InternalError(f"request {start.request_id} has token ids past the vocabulary")
+        self._requests[start.request_id] = _Request(
+            token_ids=list(start.token_ids),
+            num_computed=start.num_computed,
+            next_output_idx=start.first_output_idx,
+            sampling=start.sampling,
+        )
+
+    def _collect(self, steps: list[RequestStep]) -> PassInputs:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        spans: list[tuple[int, int, list[int]]] = []
+        draws: list[Draw] = []
+        zero_tails: list[tuple[int, int]] = []
+        if len({step.request_id for step in steps}) != len(steps):
+            raise InternalError("a request has two steps in one pass")
+        for step in steps:
+            request = self._checked(step)
+            begin, end = request.num_computed, request.num_computed + step.num_tokens
+            token_ids += request.token_ids[begin:end]
+            positions += range(begin, end)
+            spans.append((begin, step.num_tokens, request.page_table))
+            if step.sample:
+                draws.append(self._draw(step.request_id, request, end, len(token_ids) - 1))
+            last_page, used = (end - 1) // self._page_size, (end - 1) % self._page_size + 1
+            if step.zero_last_page and used < self._page_size:
+                zero_tails.append((request.page_table[last_page], used))
+            request.num_computed = end
+        return PassInputs(
+            token_ids=torch.tensor(token_ids, dtype=torch.int64),
+            positions=torch.tensor(positions, dtype=torch.int64),
+            paged=PagedBatch.build(self._page_size, spans),
+            draws=tuple(draws),
+            zero_tails=tuple(zero_tails),
+        )
+
+    def _checked(self, step: RequestStep) -> _Request:
+        request = self._requests.get(step.request_id)
+        if request is None:
+            raise InternalError(f"a step names request {step.request_id}, which is unknown")
+        request.page_table += step.new_page_indices
+        if not all(0 <= page_idx < self._num_pages for page_idx in step.new_page_indices):
+            raise InternalError(
+                f"request {step.request_id} got pages {step.new_page_indices} of {self._num_pages}"
+            )
+        end = request.num_computed + step.num_tokens
+        if step.num_tokens < 1 or end > len(request.token_ids):
+            raise InternalError(
+                f"request {step.request_id} is to run {step.num_tokens} tokens from position "
+                f"{request.num_computed} of {len(request.token_ids)}"
+            )
+        if end > len(request.page_table) * self._page_size:
+            raise InternalError(
+                f"request {step.request_id} is to run to position {end} with "
+                f"{len(request.page_table)} pages of {self._page_size}"
+            )
+        return request
+
+    def _draw(self, request_id: int, request: _Request, end: int, row: int) -> Draw:
+        # A token that is already known would have to be overwritten.
+        if request.sampling is None or end != len(request.token_ids):
+            raise InternalError(f"request {request_id} cannot sample at position {end}")
+        return Draw(
+            request_id=request_id,
+            row=row,
+            sampling=request.sampling,
+            output_idx=request.next_output_idx,
+        )
