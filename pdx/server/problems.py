@@ -1,0 +1,35 @@
+"""Errors in OpenAI's shape. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdx.errors import PdxError, RequestError, UnknownModel
+
+__all__ = ["error_body", "error_bytes"]
+
+
+class _Problem(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    error: _Problem
+
+
+def error_body(
+    message: str, kind: str, *, param: str | None = None, code: str | None = None
+) -> bytes:
+    """``{"error": {"message", "type", "param", "code"}}``."""
+    problem = _Problem(message=message, type=kind, param=param, code=code)
+    return msgspec.json.encode(_Envelope(problem))
+
+
+def error_bytes(error: PdxError) -> bytes:
+    """The body of one of our own errors."""
+    param = error.param if isinstance(error, RequestError) else None
+    code = "model_not_found" if isinstance(error, UnknownModel) else None
+    return error_body(error.message, error.kind, param=param, code=code)
