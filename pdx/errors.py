@@ -37,6 +37,7 @@ __all__ = [
     "TransferFailed",
     "UnknownModel",
     "WorkerError",
+    "error_from_report",
 ]
 
 
@@ -160,3 +161,11 @@ class InternalError(PdxError):
     """An invariant of ours is broken; the node stops."""
 
     exit_code = 70
+
+
+def error_from_report(kind: str, message: str) -> PdxError:
+    """The error that another process of this node reported by class name; WorkerError for an unknown name."""
+    error_class = globals().get(kind)
+    if isinstance(error_class, type) and issubclass(error_class, PdxError):
+        return error_class(message)
+    return WorkerError(f"{kind}: {message}")

@@ -160,6 +160,13 @@ class PagePool:
         if lease.retired and not lease.in_use:
             self._free_pages(lease_id)
 
+    def exchange(self, lease_id: int, old: Use, new: Use) -> None:
+        """A use becomes another one, without a moment between; also on a lease that was given up."""
+        lease = self._leases[lease_id]
+        assert old is not Use.REMOTE_WRITE and lease.uses[old] > 0
+        lease.uses[old] -= 1
+        lease.uses[new] += 1
+
     def retire(self, lease_id: int) -> None:
         """The owner gives its lease up: the pages are free now, or quarantined until the last use ends."""
         lease = self._live(lease_id)

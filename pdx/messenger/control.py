@@ -67,6 +67,9 @@ class ControlConnection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = writer.get_extra_info("peername")
         self.peer = str(Address(host=peer[0], port=peer[1]))
+        self.peer_host: str = peer[0]
+        #: Our own address on this connection: one that the peer can reach.
+        self.local_host: str = writer.get_extra_info("sockname")[0]
 
     def send(self, message: ControlMessage) -> None:
         """Queue a message; never blocks.

@@ -9,13 +9,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pdx.errors import FabricError
-from pdx.fabric import Fabric, Fenced, FabricEvent, FabricOptions, open_fabric
+from pdx.fabric import Fabric, Fenced, FabricEvent, FabricOptions, FabricStatistics, open_fabric
 
-__all__ = ["FabricHub", "FabricLink", "MappedMemory", "host_identity"]
+__all__ = ["FabricHub", "FabricLink", "MappedMemory", "Provider", "host_identity"]
 
 logger = logging.getLogger(__name__)
 Provider = Literal["tcp", "shm"]
@@ -44,6 +44,13 @@ class FabricLink:
         return self.fabric.provider
 
 
+@dataclass(slots=True)
+class _OpenFabric:
+    fabric: Fabric
+    region: int
+    handlers: dict[int, Callable[[FabricEvent], None]] = field(default_factory=dict)
+
+
 def host_identity() -> str:
     """Equal for two processes exactly when libfabric's shm provider can work between them."""
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -55,54 +62,30 @@ def host_identity() -> str:
 class FabricHub:
     """Owns the fabrics; closed last of all that the messenger owns."""
 
-    def __init__(self, memory: MappedMemory, *, bind_host: str, options: FabricOptions) -> None:
+    def __init__(self, memory: MappedMemory, options: FabricOptions) -> None:
         self.memory = memory
-        self._bind_host = bind_host
         self._options = options
-        self._fabrics: dict[str, tuple[Fabric, int]] = {}
-        self._handlers: dict[tuple[str, int], Callable[[FabricEvent], None]] = {}
+        #: By provider and, for network providers, the local address.
+        self._fabrics: dict[tuple[str, str], _OpenFabric] = {}
 
-    def open_link(self, provider: Provider, handler: Callable[[FabricEvent], None]) -> FabricLink:
+    def open_link(
+        self, provider: Provider, local_host: str, handler: Callable[[FabricEvent], None]
+    ) -> FabricLink:
         """A new link whose events go to ``handler`` until its Fenced event has been delivered.
+
+        Args:
+            local_host: this side's address of the control connection: the peer can reach it.
 
         Raises:
             FabricError: the provider cannot be used here.
         """
-        fabric, region = self._fabric(provider)
-        link = FabricLink(fabric=fabric, link=fabric.open_link(region))
-        self._handlers[provider, link.link] = handler
+        key = (provider, local_host if provider == "tcp" else "")
+        if key not in self._fabrics:
+            self._fabrics[key] = self._open(provider, local_host)
+        opened = self._fabrics[key]
+        link = FabricLink(fabric=opened.fabric, link=opened.fabric.open_link(opened.region))
+        opened.handlers[link.link] = handler
         return link
-
-    def close(self) -> None:
-        """Close every fabric; nothing of ours is written or read through them afterwards."""
-        loop = asyncio.get_running_loop()
-        for fabric, _ in self._fabrics.values():
-            loop.remove_reader(fabric.fileno())
-            fabric.close()
-        self._fabrics.clear()
-
-    def _fabric(self, provider: Provider) -> tuple[Fabric, int]:
-        if provider not in self._fabrics:
-            fabric = open_fabric(
-                provider=provider, bind_host=self._bind_host, options=self._options
-            )
-            try:
-                region = fabric.register(self.memory.kv_address, self.memory.kv_bytes)
-                fabric.add_wakeup(self.memory.progress_eventfd)
-            except FabricError:
-                fabric.close()
-                raise
-            self._fabrics[provider] = fabric, region
-            asyncio.get_running_loop().add_reader(fabric.fileno(), self._on_readable, fabric)
-        return self._fabrics[provider]
-
-    def _on_readable(self, fabric: Fabric) -> None:
-        for event in fabric.events():
-            handler = self._handlers.get((fabric.provider, event.link))
-            if handler is None:
-                logger.warning("an event of an unknown link: %s", event)
-            else:
-                handler(event)
 
     def discard(self, link: FabricLink) -> None:
         """Close a link that was never used; its remaining events go nowhere."""
@@ -111,9 +94,45 @@ class FabricHub:
             if isinstance(event, Fenced):
                 self.forget(link)
 
-        self._handlers[link.provider, link.link] = drop
+        self._opened(link).handlers[link.link] = drop
         link.fabric.fence(link.link)
 
     def forget(self, link: FabricLink) -> None:
         """The link was fenced; no more events come for it."""
-        self._handlers.pop((link.provider, link.link), None)
+        self._opened(link).handlers.pop(link.link, None)
+
+    def statistics(self) -> list[FabricStatistics]:
+        """Of every open fabric."""
+        return [opened.fabric.statistics() for opened in self._fabrics.values()]
+
+    def close(self) -> None:
+        """Close every fabric; nothing of ours is written or read through them afterwards."""
+        loop = asyncio.get_running_loop()
+        for opened in self._fabrics.values():
+            loop.remove_reader(opened.fabric.fileno())
+            opened.fabric.close()
+        self._fabrics.clear()
+
+    def _open(self, provider: Provider, local_host: str) -> _OpenFabric:
+        fabric = open_fabric(provider=provider, bind_host=local_host, options=self._options)
+        try:
+            region = fabric.register(self.memory.kv_address, self.memory.kv_bytes)
+            fabric.add_wakeup(self.memory.progress_eventfd)
+        except FabricError:
+            fabric.close()
+            raise
+        opened = _OpenFabric(fabric, region)
+        asyncio.get_running_loop().add_reader(fabric.fileno(), self._on_readable, opened)
+        return opened
+
+    @staticmethod
+    def _on_readable(opened: _OpenFabric) -> None:
+        for event in opened.fabric.events():
+            handler = opened.handlers.get(event.link)
+            if handler is None:
+                logger.warning("an event of an unknown link: %s", event)
+            else:
+                handler(event)
+
+    def _opened(self, link: FabricLink) -> _OpenFabric:
+        return next(o for o in self._fabrics.values() if o.fabric is link.fabric)

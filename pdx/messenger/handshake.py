@@ -12,7 +12,7 @@ from typing import Literal
 from pdx.errors import FabricError, PeerLost, PeerRefused, ProtocolError
 from pdx.messenger.control import Address, ControlConnection, connect
 from pdx.messenger.decode_link import DecodeLink
-from pdx.messenger.fabric_hub import FabricHub, FabricLink, host_identity
+from pdx.messenger.fabric_hub import FabricHub, FabricLink, Provider, host_identity
 from pdx.messenger.manifest import Manifest, differences
 from pdx.messenger.messages import (
     PROTOCOL_VERSION,
@@ -27,7 +27,6 @@ from pdx.messenger.prefill_link import PrefillLink
 __all__ = ["FabricChoice", "NodeIdentity", "describe", "greet", "welcome"]
 
 FabricChoice = Literal["auto", "tcp", "shm"]
-Provider = Literal["tcp", "shm"]
 _STEP_TIMEOUT_S = 10.0
 
 
@@ -76,7 +75,7 @@ async def greet(
         PeerLost, ProtocolError, FabricError: the link cannot be made (now).
     """
     offers: dict[str, FabricLink] = {
-        provider: hub.open_link(provider, link.on_event)
+        provider: hub.open_link(provider, connection.local_host, link.on_event)
         for provider in _offered(identity.fabric, connection)
     }
     host = host_identity()
@@ -140,11 +139,12 @@ async def welcome(
         connection.send(Refuse(reason=refusal))
         return None
     host = host_identity()
-    provider, peer_descriptor = _choose(hello, identity.fabric, same_host=hello.host == host)
+    usable = _usable(hello, identity.fabric, same_host=hello.host == host)
+    provider, peer_descriptor = usable[0]
     link = make_link(hello)
     try:
         descriptor = link.open_data_path(provider, peer_descriptor)
-    except FabricError as error:
+    except (FabricError, PeerLost) as error:
         connection.send(Refuse(reason=f"the data path ({provider}) cannot be opened: {error}"))
         link.end(str(error))
         return None
@@ -182,8 +182,8 @@ def _offered(choice: FabricChoice, connection: ControlConnection) -> list[Provid
     """Shared memory first, where the peer may be on this host."""
     if choice != "auto":
         return ["shm"] if choice == "shm" else ["tcp"]
-    host = connection.peer.rpartition(":")[0].strip("[]")
-    return ["shm", "tcp"] if ipaddress.ip_address(host).is_loopback else ["tcp"]
+    loopback = ipaddress.ip_address(connection.peer_host).is_loopback
+    return ["shm", "tcp"] if loopback else ["tcp"]
 
 
 def _refusal(hello: Hello, identity: NodeIdentity) -> str | None:
@@ -192,19 +192,22 @@ def _refusal(hello: Hello, identity: NodeIdentity) -> str | None:
     table = differences(identity.manifest, hello.manifest, us="prefiller", them="decoder")
     if table is not None:
         return f"the two nodes do not match:\n{table}"
-    offered = [provider for provider, _ in hello.descriptors]
     same_host = hello.host == host_identity()
-    if not _usable(offered, identity.fabric, same_host=same_host):
-        where = "" if same_host else ", not on one host (shared memory does not reach)"
-        return f"no common data path: decoder offers {offered}, prefiller allows {identity.fabric}{where}"
+    if not _usable(hello, identity.fabric, same_host=same_host):
+        offered = [provider for provider, _ in hello.descriptors]
+        where = "" if same_host else "; shared memory does not reach, the hosts differ"
+        return f"no common data path: offered {offered}, allowed {identity.fabric}{where}"
     return None
 
 
-def _usable(offered: list[str], choice: FabricChoice, *, same_host: bool) -> list[str]:
-    allowed = ["tcp", "shm"] if choice == "auto" else [choice]
-    return [p for p in offered if p in allowed and (p != "shm" or same_host)]
-
-
-def _choose(hello: Hello, choice: FabricChoice, *, same_host: bool) -> tuple[str, bytes]:
-    usable = _usable([p for p, _ in hello.descriptors], choice, same_host=same_host)
-    return next((p, d) for p, d in hello.descriptors if p == usable[0])
+def _usable(
+    hello: Hello, choice: FabricChoice, *, same_host: bool
+) -> list[tuple[Provider, bytes]]:
+    """Data paths that both sides allow and that reach, in the decoder's order."""
+    usable: list[tuple[Provider, bytes]] = []
+    for provider, descriptor in hello.descriptors:
+        if provider == "tcp" and choice in ("auto", "tcp"):
+            usable.append(("tcp", descriptor))
+        if provider == "shm" and choice in ("auto", "shm") and same_host:
+            usable.append(("shm", descriptor))
+    return usable

@@ -20,7 +20,7 @@ from pdx.kv.layout import KvLayout
 from pdx.kv.progress import layer_value
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.decode_side import EndLink, Send
-from pdx.messenger.fabric_hub import FabricHub, FabricLink
+from pdx.messenger.fabric_hub import FabricHub, FabricLink, Provider
 from pdx.messenger.messages import Goodbye, Hello
 from pdx.messenger.prefill_side import (
     Accept,
@@ -105,20 +105,19 @@ class PrefillLink:
         """Transfers that are not done."""
         return self._side.num_open
 
-    def open_data_path(self, provider: str, peer_descriptor: bytes) -> bytes:
+    def open_data_path(self, provider: Provider, peer_descriptor: bytes) -> bytes:
         """Open our endpoint, point it at the peer's, and return our descriptor.
 
         Raises:
             FabricError: the provider does not work here, or the descriptor is not one.
             PeerLost: the peer's process is gone.
         """
-        assert provider in ("tcp", "shm")
         if provider == "shm":
             try:
                 self._pidfd = os.pidfd_open(self._hello.pid)
             except OSError as error:
                 raise PeerLost(f"process {self._hello.pid} of {self.peer}: {error}") from error
-        link = self._hub.open_link("shm" if provider == "shm" else "tcp", self._on_event)
+        link = self._hub.open_link(provider, self._connection.local_host, self._on_event)
         self._fabric_link = link
         link.fabric.connect(link.link, peer_descriptor)
         return link.fabric.descriptor(link.link)

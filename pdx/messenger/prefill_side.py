@@ -218,18 +218,16 @@ class PrefillSide:
         transfer = self._transfers[transfer_id]
         state, transfer.state = transfer.state, _State.DONE
         transfer.posted, transfer.failed = posted, failed
-        actions: list[PrefillAction] = [ReleaseSource(transfer_id, unproved=failed > 0)]
+        released = ReleaseSource(transfer_id, unproved=failed > 0)
         if self._ended:
-            return actions
+            return [released]
         if state is _State.CANCELLED:
-            actions.append(_drained(transfer_id, transfer))
-        elif state is _State.SEALED and not failed and posted == transfer.prefill.atoms:
-            actions.append(_posted(transfer_id, transfer, last_progress_ns))
-        else:
-            reason = f"{failed} writes failed, {posted} of {transfer.prefill.atoms} posted"
-            message = Failed(transfer_id=transfer_id, atoms=posted, failed=failed, reason=reason)
-            actions += [Dropped(transfer_id), Send(message)]
-        return actions
+            return [released, _drained(transfer_id, transfer)]
+        if state is _State.SEALED and not failed and posted == transfer.prefill.atoms:
+            return [released, _posted(transfer_id, transfer, last_progress_ns)]
+        reason = f"{failed} writes failed, {posted} of {transfer.prefill.atoms} posted"
+        message = Failed(transfer_id=transfer_id, atoms=posted, failed=failed, reason=reason)
+        return [Dropped(transfer_id), released, Send(message)]
 
     def on_link_end(self) -> list[PrefillAction]:
         """The link is over; its fence makes the fabric finish every open transfer."""

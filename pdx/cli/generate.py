@@ -1,0 +1,162 @@
+"""`pdx generate`: prefill and decode in one process pair, without network. The oracle of the disaggregated path."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdx.cli.options import (
+    ChunkLen,
+    Device,
+    Dtype,
+    KvMemory,
+    LogLevel,
+    NumPages,
+    PageSize,
+    Poison,
+    Threads,
+    engine_config,
+)
+from pdx.cli.output import loading_progress, set_up_logging
+from pdx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdx.config.engine import EngineConfig
+    from pdx.engine.loading import LoadedModel
+    from pdx.text.tokenizer import Tokenizer
+
+__all__ = ["generate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    model: str
+    prompt: str | None
+    token_ids: str | None
+    chat: bool
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | None
+    ignore_eos: bool
+    as_json: bool
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder, or org/name[@revision].")],
+    prompt: Annotated[str | None, typer.Argument(help="The prompt's text.")] = None,
+    token_ids: Annotated[
+        str | None,
+        typer.Option(help="The prompt as comma-separated token ids, instead of text."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Treat the prompt as a user's chat message.")
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, help="Output tokens at most.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Nucleus sampling.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    threads: Threads = 0,
+    page_size: PageSize = 16,
+    pages: NumPages = 0,
+    kv_memory: KvMemory = "1G",
+    poison: Poison = False,
+    chunk: ChunkLen = 512,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Generate from one prompt on this machine, colocated."""
+    set_up_logging(log_level)
+    config = engine_config(
+        device=device, dtype=dtype, threads=threads, page_size=page_size, pages=pages,
+        kv_memory=kv_memory, poison=poison, chunk=chunk, max_seqs=1,
+    )
+    job = _Job(
+        model=model, prompt=prompt, token_ids=token_ids, chat=chat, max_tokens=max_tokens,
+        temperature=temperature, top_p=top_p, seed=seed, ignore_eos=ignore_eos, as_json=as_json,
+    )
+    asyncio.run(_generate(job, config))
+
+
+async def _generate(job: _Job, config: EngineConfig) -> None:
+    from pdx.config.model_source import resolve_model
+    from pdx.engine.loading import load_model
+
+    folder = resolve_model(job.model)
+    with loading_progress(job.model) as progress:
+        loaded = await load_model(folder, config, progress)
+    try:
+        await _run(job, folder, loaded)
+    finally:
+        await loaded.close()
+
+
+async def _run(job: _Job, folder: Path, loaded: LoadedModel) -> None:
+    from pdx.engine.colocated import ColocatedEngine
+    from pdx.request.request import SamplingParams
+    from pdx.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(folder)
+    prompt_ids = _prompt_ids(job, folder, tokenizer)
+    room = loaded.context_len - len(prompt_ids)
+    eos = loaded.model.eos_token_ids
+    sampling = SamplingParams(
+        max_tokens=max(min(job.max_tokens, room), 1),
+        temperature=job.temperature,
+        top_p=job.top_p,
+        seed=secrets.randbits(64) if job.seed is None else job.seed % 2**64,
+        stop_token_ids=() if job.ignore_eos else eos,
+    )
+    detokenizer = tokenizer.detokenizer()
+    output_ids: list[int] = []
+    text = ""
+    reason = None
+    async with ColocatedEngine(loaded) as engine:
+        async for update in engine.generate(prompt_ids, sampling):
+            output_ids += update.token_ids
+            reason = update.finish_reason
+            shown = [i for i in update.token_ids if i not in sampling.stop_token_ids]
+            piece = detokenizer.push(shown) + (detokenizer.flush() if reason else "")
+            text += piece
+            if not job.as_json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    if job.as_json:
+        result = {"prompt_token_ids": prompt_ids, "token_ids": output_ids, "text": text,
+                  "finish_reason": reason}
+        sys.stdout.write(json.dumps(result))
+    sys.stdout.write("\n")
+
+
+def _prompt_ids(job: _Job, folder: Path, tokenizer: Tokenizer) -> list[int]:
+    from pdx.text.chat_template import ChatTemplate
+
+    if (job.prompt is None) == (job.token_ids is None):
+        raise ConfigError("give the prompt either as text or as --token-ids")
+    if job.token_ids is not None:
+        try:
+            return [int(part) for part in job.token_ids.split(",")]
+        except ValueError:
+            raise ConfigError(f"--token-ids {job.token_ids!r} is not a list like 1,2,3") from None
+    assert job.prompt is not None
+    if not job.chat:
+        return tokenizer.encode(job.prompt)
+    template = ChatTemplate.from_folder(folder)
+    if template is None:
+        raise ConfigError(f"{folder} has no chat template", hint="leave out --chat")
+    rendered = template.render([{"role": "user", "content": job.prompt}])
+    return tokenizer.encode(rendered, add_special_tokens=False)

@@ -1,0 +1,115 @@
+"""The frontend process, seen from the decoder's primary: start it, exchange messages with it, stop it.
+
+It is `python -m pdx.server`: HTTP and text cost most of a core at high load, so they have a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+
+import msgspec
+
+from pdx.errors import ProtocolError, WorkerError, error_from_report
+from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
+from pdx.request.stream import (
+    Abort,
+    FrontendConfig,
+    FrontendFailed,
+    FrontendReady,
+    FromFrontend,
+    NodeStatus,
+    StepFrame,
+    StreamFailed,
+    Submit,
+)
+
+__all__ = ["FrontendProcess"]
+
+_decoder = msgspec.msgpack.Decoder(FromFrontend)
+
+
+class FrontendProcess:
+    """Owns the child process and its channel."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def start(self, config: FrontendConfig) -> FrontendReady:
+        """Start it and wait until its HTTP port is open.
+
+        Raises:
+            PdxError: of the class that it reported, or WorkerError if it died.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "pdx.server",
+                "--fd",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._writer.write(encode_frame(config))
+        match await self._receive():
+            case FrontendReady() as ready:
+                return ready
+            case FrontendFailed(kind=kind, message=message):
+                raise error_from_report(kind, message)
+            case other:
+                raise WorkerError(f"the frontend began with {type(other).__name__}")
+
+    async def receive(self) -> Submit | Abort:
+        """The next request or abort.
+
+        Raises:
+            WorkerError: the frontend died.
+        """
+        message = await self._receive()
+        if not isinstance(message, Submit | Abort):
+            raise WorkerError(f"the frontend sent {type(message).__name__}")
+        return message
+
+    def send(self, message: StepFrame | StreamFailed | NodeStatus) -> None:
+        """Queue a message; never blocks."""
+        assert self._writer is not None
+        if not self._writer.is_closing():
+            self._writer.write(encode_frame(message))
+
+    async def stop(self) -> None:
+        """Close the channel, which ends the process; kill it if it does not."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(2.0):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def _receive(self) -> FrontendReady | FrontendFailed | Submit | Abort:
+        assert self._reader is not None and self._process is not None
+        try:
+            message: FrontendReady | FrontendFailed | Submit | Abort = await read_frame(
+                self._reader, _decoder, MAX_LOCAL_FRAME_BYTES
+            )
+        except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._process.wait()
+            raise WorkerError(
+                f"the frontend (pid {self._process.pid}) ended with code "
+                f"{self._process.returncode}: {error}"
+            ) from error
+        return message
+

@@ -1,0 +1,155 @@
+"""Keeps a decoder's link to its prefiller: connects, serves, and connects again when the link was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused
+from pdx.messenger.control import Address, connect
+from pdx.messenger.decode_link import DecodeLink, DecodeLinkOwner
+from pdx.messenger.decode_side import TransferTimeouts
+from pdx.messenger.fabric_hub import FabricHub
+from pdx.messenger.handshake import NodeIdentity, describe, greet
+from pdx.messenger.messages import Description
+from pdx.messenger.slots import SlotTable
+
+__all__ = ["PeerConnector", "describe_with_patience"]
+
+logger = logging.getLogger(__name__)
+_CONNECT_TIMEOUT_S = 5.0
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 2.0
+
+
+async def describe_with_patience(
+    address: Address, *, timeout_s: float, on_wait: Callable[[str], None]
+) -> Description:
+    """Ask a prefiller what it serves, waiting until it is there.
+
+    Raises:
+        PeerLost: it was not there for ``timeout_s`` seconds.
+        PeerError: what is there is no prefiller of this protocol.
+    """
+    deadline = time.monotonic() + timeout_s
+    backoff_s = _FIRST_BACKOFF_S
+    while True:
+        try:
+            return await describe(address, timeout_s=_CONNECT_TIMEOUT_S)
+        except PeerLost as error:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise PeerLost(
+                    f"no prefiller at {address} in {timeout_s:g} s ({error.message})",
+                    hint="check the address, or start it: pdx prefill --model M --listen "
+                    f"{address}",
+                    peer=str(address),
+                ) from error
+            on_wait(f"waiting for the prefiller at {address} ({left_s:.0f} s left): {error}")
+            await asyncio.sleep(min(backoff_s, left_s))
+            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+
+class PeerConnector:
+    """One link at a time; ``link`` is the newest, None before the first."""
+
+    def __init__(
+        self,
+        address: Address,
+        hub: FabricHub,
+        slots: SlotTable,
+        identity: NodeIdentity,
+        *,
+        owner: DecodeLinkOwner,
+    ) -> None:
+        self._address = address
+        self._hub = hub
+        self._slots = slots
+        self._identity = identity
+        self._owner = owner
+        self.link: DecodeLink | None = None
+        #: What happens to the link, for people.
+        self.status = f"connecting to {address}"
+        self._serving: asyncio.Task[None] | None = None
+
+    async def connect_once(self) -> None:
+        """Make a link; its task runs in the background.
+
+        Raises:
+            PeerRefused: the prefiller refused us for good.
+            PeerError, FabricError: it did not work this time.
+        """
+        connection = await connect(self._address, timeout_s=_CONNECT_TIMEOUT_S)
+        link = DecodeLink(
+            connection=connection,
+            hub=self._hub,
+            slots=self._slots,
+            owner=self._owner,
+            timeouts=TransferTimeouts(),
+        )
+        try:
+            await greet(link, connection, self._hub, self._identity, timeout_s=_CONNECT_TIMEOUT_S)
+        except (PeerError, FabricError) as error:
+            link.end(error.message)
+            await link.over.wait()
+            await connection.close()
+            raise
+        self.link = link
+        self.status = f"connected to {self._address} ({link.provider})"
+        self._serving = asyncio.create_task(link.run())
+
+    async def connect_patiently(self, timeout_s: float, on_wait: Callable[[str], None]) -> None:
+        """Make the first link, waiting until the prefiller takes us.
+
+        Raises:
+            PeerRefused: it refused us for good.
+            PeerError, FabricError: it did not work for ``timeout_s`` seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return await self.connect_once()
+            except PeerRefused:
+                raise
+            except (PeerError, FabricError) as error:
+                if time.monotonic() >= deadline:
+                    raise
+                on_wait(f"connecting to {self._address}: {error.message}")
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+    async def run(self) -> None:
+        """Keep the link until cancelled.
+
+        Raises:
+            PeerRefused: the prefiller that came back refuses us.
+        """
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            if self._serving is not None:
+                await self._serving
+                assert self.link is not None
+                self.status = f"lost {self._address}: {self.link.end_reason}"
+                logger.warning("%s", self.status)
+            try:
+                await self.connect_once()
+                backoff_s = _FIRST_BACKOFF_S
+                logger.info("%s", self.status)
+            except PeerRefused:
+                raise
+            except (PeerError, FabricError) as error:
+                self._serving = None
+                self.status = f"not connected to {self._address}: {error.message}"
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+    async def stop(self, reason: str) -> None:
+        """End the link on purpose and wait for its fence (two seconds at most)."""
+        if self.link is None or self._serving is None:
+            return
+        self.link.say_goodbye(reason)
+        await asyncio.wait([self._serving], timeout=2.0)
+        self._serving.cancel()

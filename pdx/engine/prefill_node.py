@@ -1,0 +1,243 @@
+"""The prefiller: accepts links from decoders, runs their prompts, and has the KV cache written across meanwhile.
+
+Everything here runs on the primary's event loop; the fabric's worker posts the writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import logging
+import secrets
+from collections import Counter
+from dataclasses import dataclass
+
+from pdx.engine.loading import LoadedModel, mapped_memory
+from pdx.engine.step_loop import StepLoop
+from pdx.errors import ConfigError, InvalidRequest, PdxError, PeerError
+from pdx.fabric import FabricOptions
+from pdx.kv.pages import Use
+from pdx.messenger.control import Address, ControlConnection
+from pdx.messenger.fabric_hub import FabricHub
+from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
+from pdx.messenger.messages import Description, Goodbye, Hello
+from pdx.messenger.prefill_link import PrefillLink
+from pdx.scheduler.scheduler import ScheduledPass
+from pdx.scheduler.sequence import SequenceUpdate
+
+__all__ = ["PrefillNode"]
+
+logger = logging.getLogger(__name__)
+_STOP_S = 2.0
+
+
+@dataclass(slots=True)
+class _Job:
+    """One transfer's prompt."""
+
+    request_id: int
+    link: PrefillLink
+    transfer_id: int
+    lease_id: int | None = None
+
+
+class PrefillNode:
+    """See the module's docstring. The loaded model stays the caller's; close it after :meth:`stop`.
+
+    Args:
+        model_name: what the user called the model; decoders may load it by this name.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, *, model_name: str, listen: Address, fabric: FabricChoice
+    ) -> None:
+        self._loaded = loaded
+        self._listen = listen
+        self._description = Description(
+            model=model_name, dtype=loaded.config.dtype, page_size=loaded.layout.page_size
+        )
+        self._identity = NodeIdentity(
+            node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
+        )
+        self._hub = FabricHub(mapped_memory(loaded), FabricOptions())
+        self.scheduler = loaded.scheduler()
+        self._loop = StepLoop(
+            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s
+        )
+        self._jobs: dict[int, _Job] = {}
+        self._by_transfer: dict[tuple[PrefillLink, int], _Job] = {}
+        self._lost_readers: dict[PrefillLink, list[int]] = {}
+        self._links: set[PrefillLink] = set()
+        self._next_request_id = itertools.count(1)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        #: Faults and events by name.
+        self.counters: Counter[str] = Counter()
+
+    async def start(self) -> Address:
+        """Listen; returns the address that decoders use.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        try:
+            self._server = await asyncio.start_server(
+                self._on_connection, self._listen.host, self._listen.port
+            )
+        except OSError as error:
+            hint = "pick another port, or none for a free one" if error.errno == errno.EADDRINUSE else None
+            failure = ConfigError(f"cannot listen on {self._listen}: {error.strerror or error}", hint=hint)
+            failure.exit_code = 1
+            raise failure from error
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return Address(host=host, port=port)
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            PdxError: the rank failed; the node must stop.
+        """
+        loop = asyncio.create_task(self._loop.run())
+        death = asyncio.create_task(self._loaded.rank.died())
+        try:
+            await asyncio.wait([loop, death], return_when=asyncio.FIRST_COMPLETED)
+            loop.result() if loop.done() else None
+            raise death.result()
+        finally:
+            for task in (loop, death):
+                task.cancel()
+
+    async def stop(self, reason: str) -> None:
+        """End every link and close the fabrics."""
+        if self._server is not None:
+            self._server.close()
+        links = list(self._links)
+        for link in links:
+            link.send(Goodbye(reason=reason))
+            link.end(reason)
+        waits = [asyncio.create_task(link.over.wait()) for link in links]
+        if waits:
+            await asyncio.wait(waits, timeout=_STOP_S)
+        for task in list(self._connections):
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=_STOP_S)
+        self._hub.close()
+
+    # ---- links ----------------------------------------------------------------------------
+
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        connection = ControlConnection(reader, writer)
+        try:
+            link = await welcome(
+                connection,
+                self._identity,
+                self._description,
+                self._loaded.context_len,
+                lambda hello: self._make_link(connection, hello),
+            )
+            if link is not None:
+                self.counters["links"] += 1
+                await link.run()
+        except PeerError as error:
+            self.counters["bad_connections"] += 1
+            logger.warning("connection from %s closed: %s", connection.peer, error.message)
+        except PdxError:
+            logger.exception("connection from %s failed", connection.peer)
+        finally:
+            await connection.close()
+            self._connections.discard(task)
+
+    def _make_link(self, connection: ControlConnection, hello: Hello) -> PrefillLink:
+        for old in [link for link in self._links if link.node == hello.node]:
+            old.end("the same decoder opened a new link")
+        link = PrefillLink(
+            connection=connection,
+            hello=hello,
+            hub=self._hub,
+            layout=self._loaded.layout,
+            owner=self,
+        )
+        self._links.add(link)
+        return link
+
+    def link_over(self, link: PrefillLink) -> None:
+        self._links.discard(link)
+
+    # ---- PrefillLinkOwner -----------------------------------------------------------------
+
+    def accept(self, link: PrefillLink, transfer_id: int, token_ids: list[int]) -> None:
+        if len(token_ids) > self._loaded.context_len:
+            raise InvalidRequest(
+                f"{len(token_ids)} tokens exceed the prefiller's context of "
+                f"{self._loaded.context_len}",
+                param="prompt",
+            )
+        request_id = next(self._next_request_id)
+        self.scheduler.submit(request_id, token_ids, None)
+        job = _Job(request_id, link, transfer_id)
+        self._jobs[request_id] = self._by_transfer[link, transfer_id] = job
+        self._loop.wake()
+
+    def drop(self, link: PrefillLink, transfer_id: int) -> None:
+        job = self._by_transfer.get((link, transfer_id))
+        if job is None:
+            return
+        self.scheduler.abort(job.request_id)
+        if job.lease_id is None:  # nothing was armed, so no release will come
+            self._forget(job)
+        self._loop.wake()
+
+    def hold_source(self, link: PrefillLink, transfer_id: int) -> None:
+        job = self._by_transfer[link, transfer_id]
+        sequence = self.scheduler.sequence(job.request_id)
+        assert sequence is not None and sequence.lease_id is not None
+        job.lease_id = sequence.lease_id
+        self.scheduler.pool.hold(job.lease_id, Use.SEND)
+
+    def release_source(self, link: PrefillLink, transfer_id: int, *, lost_reader: bool) -> None:
+        job = self._by_transfer[link, transfer_id]
+        assert job.lease_id is not None
+        if lost_reader:
+            self.scheduler.pool.exchange(job.lease_id, Use.SEND, Use.LOST_READER)
+            self._lost_readers.setdefault(link, []).append(job.lease_id)
+        else:
+            self.scheduler.pool.drop(job.lease_id, Use.SEND)
+        self._forget(job)
+        self._loop.wake()
+
+    def reader_gone(self, link: PrefillLink) -> None:
+        for lease_id in self._lost_readers.pop(link, []):
+            self.scheduler.pool.drop(lease_id, Use.LOST_READER)
+        self._loop.wake()
+
+    def _forget(self, job: _Job) -> None:
+        del self._jobs[job.request_id]
+        del self._by_transfer[job.link, job.transfer_id]
+
+    # ---- Role -----------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        for sequence in self.scheduler.admit():
+            self.scheduler.start(sequence.request_id)
+
+    def before_pass(self, scheduled: ScheduledPass) -> None:
+        for chunk in scheduled.chunks:
+            job = self._jobs[chunk.request_id]
+            job.link.on_chunk(
+                job.transfer_id,
+                pass_idx=scheduled.batch.pass_idx,
+                end=chunk.end,
+                last=chunk.last,
+                src_page_indices=chunk.page_indices,
+            )
+
+    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+        self.counters["prefilled"] += len(updates)

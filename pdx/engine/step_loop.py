@@ -1,0 +1,77 @@
+"""The step loop: schedule a pass, let the rank run it, take in the result. The same for every role.
+
+One task on the primary's event loop. Between two passes it handles nothing else; whoever changes the scheduler (a
+submit, an abort, an arrival) calls :meth:`StepLoop.wake`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+from pdx.errors import WorkerError
+from pdx.ranks.rank import RankProcess
+from pdx.scheduler.scheduler import ScheduledPass, Scheduler
+from pdx.scheduler.sequence import SequenceUpdate
+
+__all__ = ["Role", "StepLoop"]
+
+
+class Role(Protocol):
+    """What a node adds to the loop."""
+
+    def admit(self) -> None:
+        """Let waiting requests in; called before each pass."""
+
+    def before_pass(self, scheduled: ScheduledPass) -> None:
+        """The pass is about to be sent to the ranks."""
+
+    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+        """The pass has been taken in."""
+
+
+class StepLoop:
+    """See the module's docstring."""
+
+    def __init__(
+        self, scheduler: Scheduler, rank: RankProcess, role: Role, *, watchdog_s: float
+    ) -> None:
+        self._scheduler = scheduler
+        self._rank = rank
+        self._role = role
+        self._watchdog_s = watchdog_s
+        self._woken = asyncio.Event()
+        #: CLOCK_MONOTONIC when the last pass ended, seconds.
+        self.last_pass_s = time.monotonic()
+        self.num_passes = 0
+
+    def wake(self) -> None:
+        """Something may be runnable now."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Run passes for ever.
+
+        Raises:
+            PdxError: a rank failed, died or hangs; the node must stop.
+        """
+        while True:
+            self._role.admit()
+            scheduled = self._scheduler.schedule()
+            if scheduled is None:
+                self._woken.clear()
+                await self._woken.wait()
+                continue
+            self._role.before_pass(scheduled)
+            try:
+                async with asyncio.timeout(self._watchdog_s):
+                    output = await self._rank.run(scheduled.batch)
+            except TimeoutError:
+                raise WorkerError(
+                    f"the rank did not finish pass {scheduled.batch.pass_idx} "
+                    f"in {self._watchdog_s:g} s"
+                ) from None
+            self.num_passes += 1
+            self.last_pass_s = time.monotonic()
+            self._role.after_pass(self._scheduler.postprocess(output))

@@ -1,0 +1,203 @@
+"""One rank process, seen from the primary: start it, load the model, run passes, stop it.
+
+Runs on the primary's event loop. The process is `python -m pdx.runner`; it is never imported here, so that no torch
+enters the primary. A rank that dies or hangs stops the node: :attr:`RankProcess.failure` is awaited by the engine.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from pdx.errors import WorkerError, error_from_report
+from pdx.ranks.memory import RankMemory
+from pdx.request.batch import Batch, StepOutput
+from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame
+from pdx.request.rank import FromRank, RankConfig, RankFailed, RankLoading, RankReady
+
+__all__ = ["RankProcess"]
+
+_decoder = msgspec.msgpack.Decoder(FromRank)
+_NUM_FDS = 3
+_LAST_LINES = 20
+
+
+class RankProcess:
+    """Owns the child process, its channel and its mapped memory."""
+
+    def __init__(self) -> None:
+        self.memory: RankMemory | None = None
+        #: The last pass that was sent and not yet answered began at this time; None: the rank is idle.
+        self.busy_since: float | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._sock: socket.socket | None = None
+        self._stderr_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._stderr_task: asyncio.Task[None] | None = None
+
+    async def start(
+        self, config: RankConfig, on_loading: Callable[[RankLoading], None]
+    ) -> RankReady:
+        """Start the process and wait until the model is loaded and the memory mapped.
+
+        Raises:
+            PdxError: of the class that the rank reported, or WorkerError if it died.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "pdx.runner",
+                "--fd",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        ours.setblocking(False)
+        self._sock = ours
+        assert self._process.stderr is not None
+        self._stderr_task = asyncio.create_task(self._pump_stderr(self._process.stderr))
+        await self._send(encode_frame(config))
+        while True:
+            message = await self._receive()
+            match message:
+                case RankLoading():
+                    on_loading(message)
+                case RankReady():
+                    self.memory = await self._receive_memory(message)
+                    return message
+                case _:
+                    raise WorkerError(f"the rank answered {type(message).__name__} while loading")
+
+    async def run(self, batch: Batch) -> StepOutput:
+        """Run one pass.
+
+        Raises:
+            PdxError: the rank failed or died; the node must stop.
+        """
+        self.busy_since = time.monotonic()
+        await self._send(encode_frame(batch))
+        message = await self._receive()
+        self.busy_since = None
+        if not isinstance(message, StepOutput) or message.pass_idx != batch.pass_idx:
+            raise WorkerError(f"the rank answered {message} to pass {batch.pass_idx}")
+        return message
+
+    async def died(self) -> WorkerError:
+        """Wait for the process to end; returns why."""
+        assert self._process is not None
+        await self._process.wait()
+        return await self._obituary()
+
+    async def stop(self) -> None:
+        """Close the channel, which ends the rank; kill it if it does not. Keeps the memory mapped."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        if self._process is not None and self._process.returncode is None:
+            try:
+                async with asyncio.timeout(2.0):
+                    await self._process.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+        if self._stderr_task is not None:
+            await asyncio.wait([self._stderr_task], timeout=1.0)
+            self._stderr_task.cancel()
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    async def _send(self, data: bytes) -> None:
+        assert self._sock is not None
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._sock, data)
+        except OSError:
+            raise await self._obituary() from None
+
+    async def _receive(self) -> RankLoading | RankReady | StepOutput:
+        header = await self._read_exactly(4)
+        num_bytes = int.from_bytes(header, "little")
+        assert num_bytes <= MAX_LOCAL_FRAME_BYTES
+        message = _decoder.decode(await self._read_exactly(num_bytes))
+        if isinstance(message, RankFailed):
+            error = error_from_report(message.kind, message.message)
+            if message.traceback:
+                error.add_note(message.traceback)
+            raise error
+        assert not isinstance(message, Batch)
+        return message
+
+    async def _read_exactly(self, num_bytes: int) -> bytes:
+        """Reads no further than asked, because descriptors ride on the byte after a frame."""
+        assert self._sock is not None
+        loop = asyncio.get_running_loop()
+        chunks = bytearray()
+        while len(chunks) < num_bytes:
+            try:
+                data = await loop.sock_recv(self._sock, num_bytes - len(chunks))
+            except OSError:
+                data = b""
+            if not data:
+                raise await self._obituary()
+            chunks += data
+        return bytes(chunks)
+
+    async def _receive_memory(self, ready: RankReady) -> RankMemory:
+        assert self._sock is not None
+        sock = self._sock
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(sock, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(sock)
+        fd_bytes = array.array("i").itemsize * _NUM_FDS
+        data, ancillary, _, _ = sock.recvmsg(
+            1, socket.CMSG_SPACE(fd_bytes), socket.MSG_CMSG_CLOEXEC
+        )
+        if not data or not ancillary:
+            raise await self._obituary()
+        fds = array.array("i")
+        fds.frombytes(ancillary[0][2][:fd_bytes])
+        kv_fd, progress_fd, eventfd = fds
+        return RankMemory(
+            kv_fd=kv_fd, progress_fd=progress_fd, eventfd=eventfd, kv_bytes=ready.kv_bytes
+        )
+
+    async def _pump_stderr(self, stream: asyncio.StreamReader) -> None:
+        """The rank's stderr goes to ours, and its last lines into the error if it dies."""
+        while line := await stream.readline():
+            text = line.decode(errors="replace")
+            self._stderr_lines.append(text.rstrip())
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    async def _obituary(self) -> WorkerError:
+        assert self._process is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._process.wait()
+        if self._stderr_task is not None:
+            await asyncio.wait([self._stderr_task], timeout=0.5)
+        code = self._process.returncode
+        if code is None:
+            how = "closed its channel"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"exited with code {code}"
+        tail = "\n".join(self._stderr_lines)
+        return WorkerError(f"the rank (pid {self._process.pid}) {how}" + (f"\n{tail}" if tail else ""))
+
