@@ -1,4 +1,4 @@
-"""The bundled model: what convert.py makes is a Hugging Face folder that gives the committed answers."""
+"""The bundled model: convert.py makes a Hugging Face folder that gives the committed answers."""
 
 from __future__ import annotations
 
