@@ -67,7 +67,7 @@ class RequestTable:
         return len(self._requests)
 
     def begin_pass(self, batch: Batch) -> PassInputs:
-        """Apply removes, starts and steps in this order; the steps' tokens then count as computed."""
+        """Apply removes, starts and steps, in order; the steps' tokens count as computed then."""
         if batch.pass_idx != self._last_pass_idx + 1:
             raise InternalError(f"pass {batch.pass_idx} came after pass {self._last_pass_idx}")
         self._last_pass_idx = batch.pass_idx

@@ -1,0 +1,50 @@
+"""Fixtures shared by all tests: tiny checkpoints and the oracle for them, made once a session."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# Helpers are imported as `tests.<folder>.<module>`, also when pytest is started by its own script.
+_ROOT = str(Path(__file__).resolve().parents[1])
+if _ROOT not in sys.path:
+    sys.path.insert(0, _ROOT)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama in the hub's (transformers 4) layout."""
+    from tests.oracle.tiny_llama import write_hub_layout
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    write_hub_layout(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_v5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as transformers 5 saves it."""
+    from tests.oracle.tiny_llama import write_v5_layout
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama-v5"
+    write_v5_layout(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_prompt_ids() -> list[int]:
+    """244 ids of ordinary text for the tiny model, BOS first; take a prefix of the wanted length."""
+    from tests.oracle.tiny_llama import TEXT, build_tokenizer
+
+    ids: list[int] = build_tokenizer().encode(TEXT).ids
+    return ids
+
+
+@pytest.fixture(scope="session")
+def tiny_oracle(tiny_llama: Path):  # noqa: ANN201 (its module imports torch, which few sessions need)
+    """transformers on the tiny Llama, float32."""
+    from tests.oracle.transformers_oracle import Oracle
+
+    return Oracle(tiny_llama)
