@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.kernels.paged_batch import PagedBatch
+from pdx.models.layers import Embedding, Linear, RmsNorm
 from pdx.models.rope import RotaryEmbedding
 
 __all__ = ["LlamaForCausalLM"]
@@ -30,7 +30,7 @@ class LlamaForCausalLM(nn.Module):
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            else Linear(config.hidden_size, config.vocab_size, bias=False)
         )
 
     def forward(
@@ -60,7 +60,7 @@ class LlamaForCausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows [N, H] -> float32 [N, V]. Ask only for rows that are read: V is large."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return linear(hidden, head.weight).to(torch.float32)
+        return linear(hidden, head.weight).float()
 
 
 class LlamaModel(nn.Module):
@@ -68,7 +68,7 @@ class LlamaModel(nn.Module):
 
     def __init__(self, config: ModelConfig, ops: Ops) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(LlamaLayer(config, ops) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim)
@@ -125,10 +125,10 @@ class LlamaAttention(nn.Module):
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.attention_bias)
+        self.q_proj = Linear(config.hidden_size, q_size, bias=config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=config.attention_bias)
 
     def forward(
         self,
@@ -156,23 +156,10 @@ class LlamaMlp(nn.Module):
         super().__init__()
         self._ops = ops
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
-        self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.gate_proj = Linear(hidden, inner, bias=bias)
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down_proj(self._ops.silu_mul(self.gate_proj(x), self.up_proj(x)))
         return y
-
-
-class RmsNorm(nn.Module):
-    """RMSNorm with a weight."""
-
-    def __init__(self, size: int, eps: float, ops: Ops) -> None:
-        super().__init__()
-        self._ops = ops
-        self._eps = eps
-        self.weight = nn.Parameter(torch.empty(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._ops.rms_norm(x, self.weight, self._eps)
