@@ -1,0 +1,262 @@
+"""What is refused, and that it is refused before anyone is asked for work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+
+from pdx.request.stream import StepFrame, StreamFailed, Submit
+
+if TYPE_CHECKING:
+    from conftest import Frontend
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+OK = {"prompt": "Hi"}
+USER = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert isinstance(error["type"], str)
+    return error
+
+
+def msgs(*contents: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": c} for c in contents]}
+
+
+BAD_VALUES: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {}, "prompt"),
+    (COMPLETIONS, {"prompt": None}, "prompt"),
+    (COMPLETIONS, {"prompt": ""}, "prompt"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+    (COMPLETIONS, {"prompt": [[5], []]}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", ""]}, "prompt"),
+    (COMPLETIONS, {"prompt": 5}, "prompt"),
+    (COMPLETIONS, {"prompt": {"a": 1}}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", 5]}, "prompt"),
+    (COMPLETIONS, {"prompt": [5, True]}, "prompt"),
+    (COMPLETIONS, {"prompt": [5, 1.5]}, "prompt"),
+    (COMPLETIONS, {"prompt": [[5, "a"]]}, "prompt"),
+    (COMPLETIONS, {"prompt": [5, -1]}, "prompt"),
+    (COMPLETIONS, {"prompt": [5, 512]}, "prompt"),
+    (COMPLETIONS, {"prompt": [[5]] * 9}, "prompt"),
+    (COMPLETIONS, OK | {"max_tokens": 0}, "max_tokens"),
+    (COMPLETIONS, OK | {"max_tokens": -1}, "max_tokens"),
+    (COMPLETIONS, OK | {"max_tokens": 1.5}, "max_tokens"),
+    (COMPLETIONS, OK | {"max_tokens": True}, "max_tokens"),
+    (COMPLETIONS, OK | {"max_tokens": "5"}, "max_tokens"),
+    (COMPLETIONS, OK | {"max_tokens": 10**9}, "max_tokens"),
+    (COMPLETIONS, OK | {"temperature": -0.1}, "temperature"),
+    (COMPLETIONS, OK | {"temperature": 2.1}, "temperature"),
+    (COMPLETIONS, OK | {"temperature": "hot"}, "temperature"),
+    (COMPLETIONS, OK | {"top_p": 0}, "top_p"),
+    (COMPLETIONS, OK | {"top_p": 1.1}, "top_p"),
+    (COMPLETIONS, OK | {"seed": 1.5}, "seed"),
+    (COMPLETIONS, OK | {"stream": "yes"}, "stream"),
+    (COMPLETIONS, OK | {"stream": None, "stream_options": {}}, "stream_options"),
+    (COMPLETIONS, OK | {"stream": True, "stream_options": {"what": 1}}, "stream_options"),
+    (COMPLETIONS, OK | {"model": 5}, "model"),
+    (COMPLETIONS, OK | {"max_token": 5}, "max_token"),
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "x"}, "messages"),
+    (CHAT, {"messages": ["x"]}, "messages"),
+    (CHAT, {"messages": [{}]}, "messages"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages"),
+    (CHAT, {"messages": [{"role": 5, "content": "x"}]}, "messages"),
+    (CHAT, msgs(None), "messages"),
+    (CHAT, msgs(5), "messages"),
+    (CHAT, msgs(["x"]), "messages"),
+    (CHAT, msgs([{"type": "image_url", "image_url": {"url": "x"}}]), "messages"),
+    (CHAT, {"messages": [*msgs("x")["messages"], {"role": "system", "content": "x"}]}, "messages"),
+    (CHAT, USER | {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, USER | {"max_tokens": 0}, "max_tokens"),
+    (CHAT, USER | {"prompt": "x"}, "prompt"),
+]
+
+NOT_SERVED: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"stop": "x"}),
+    (COMPLETIONS, {"stop": ["x"]}),
+    (COMPLETIONS, {"n": 0}),
+    (COMPLETIONS, {"n": 2}),
+    (COMPLETIONS, {"n": True}),
+    (COMPLETIONS, {"best_of": 2}),
+    (COMPLETIONS, {"echo": True}),
+    (COMPLETIONS, {"logprobs": 0}),
+    (COMPLETIONS, {"logprobs": 3}),
+    (COMPLETIONS, {"logprobs": False}),
+    (COMPLETIONS, {"suffix": "x"}),
+    (COMPLETIONS, {"presence_penalty": 0.5}),
+    (COMPLETIONS, {"frequency_penalty": -0.5}),
+    (COMPLETIONS, {"repetition_penalty": 1.1}),
+    (COMPLETIONS, {"logit_bias": {"30": 100}}),
+    (COMPLETIONS, {"top_k": 20}),
+    (COMPLETIONS, {"min_p": 0.1}),
+    (COMPLETIONS, {"add_special_tokens": False}),
+    (CHAT, {"logprobs": True}),
+    (CHAT, {"top_logprobs": 4}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    (CHAT, {"tool_choice": "required"}),
+    (CHAT, {"response_format": {"type": "json_object"}}),
+    (CHAT, {"reasoning_effort": "low"}),
+    (CHAT, {"modalities": ["text", "audio"]}),
+]
+
+
+@pytest.mark.parametrize("stream", [None, True])
+@pytest.mark.parametrize(("path", "body", "param"), BAD_VALUES)
+def test_bad_value_is_a_400_that_names_the_field(
+    frontend: Frontend,
+    http: httpx.Client,
+    path: str,
+    body: dict[str, Any],
+    param: str,
+    stream: bool | None,
+) -> None:
+    error = error_of(http.post(path, json={"stream": stream} | body), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert frontend.messages.empty()
+
+
+@pytest.mark.parametrize(("path", "field"), NOT_SERVED)
+def test_field_that_is_not_served_is_a_400_that_names_it(
+    frontend: Frontend, http: httpx.Client, path: str, field: dict[str, Any]
+) -> None:
+    [name] = field
+    error = error_of(http.post(path, json=(OK if path == COMPLETIONS else USER) | field), 400)
+    assert error["param"] == name
+    assert name in error["message"]
+    assert frontend.messages.empty()
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens"), [(128, 1), (127, 2), (1, 128), (100_000, 1), (128, None)]
+)
+def test_prompt_past_the_context_is_a_400_with_the_numbers(
+    frontend: Frontend, http: httpx.Client, prompt_len: int, max_tokens: int | None
+) -> None:
+    body = {"prompt": [5] * prompt_len, "max_tokens": max_tokens}
+    message = error_of(http.post(COMPLETIONS, json=body), 400)["message"]
+    assert str(prompt_len) in message
+    assert "128" in message
+    assert frontend.messages.empty()
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{not json", b"[]", b'"x"', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 100_000]
+)
+def test_body_that_is_no_json_object_is_a_400(
+    frontend: Frontend, http: httpx.Client, raw: bytes
+) -> None:
+    error_of(http.post(COMPLETIONS, content=raw), 400)
+
+
+def test_body_over_the_limit_is_a_413(frontend: Frontend, http: httpx.Client) -> None:
+    raw = json.dumps({"prompt": "x" * (16 << 20)}).encode()
+    error_of(http.post(COMPLETIONS, content=raw), 413)
+    error_of(http.post(COMPLETIONS, content=iter([raw[: 1 << 20]] * 17)), 413)
+
+
+def test_huge_text_is_refused_and_others_are_served(talking: Frontend, http: httpx.Client) -> None:
+    error_of(http.post(COMPLETIONS, json={"prompt": "word " * 200_000}), 400)
+    assert http.post(COMPLETIONS, json=OK).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_model_is_a_404(
+    frontend: Frontend, http: httpx.Client, path: str, stream: bool
+) -> None:
+    body = OK if path == COMPLETIONS else USER
+    response = http.post(path, json=body | {"model": "no-such", "stream": stream})
+    error = error_of(response, 404)
+    assert error["code"] == "model_not_found"
+    assert "no-such" in error["message"]
+    assert frontend.messages.empty()
+
+
+def test_paths_and_methods_have_errors_in_the_same_shape(
+    frontend: Frontend, http: httpx.Client
+) -> None:
+    error_of(http.get("/v1/nothing"), 404)
+    error_of(http.get("/"), 404)
+    error_of(http.post(COMPLETIONS + "/", json=OK), 404)
+    error_of(http.get(COMPLETIONS), 405)
+    response = http.post("/v1/models", json={})
+    error_of(response, 405)
+    assert "GET" in response.headers["allow"]
+    error_of(http.get("/v1/models/no-such"), 404)
+    error_of(http.get("/pdx/requests/cmpl-nothing"), 404)
+    error_of(http.get("/pdx/requests/cmpl-nothing?choice=x"), 400)
+
+
+def test_openai_client_raises_its_own_errors(frontend: Frontend, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="no-such", prompt="Hi")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="org/tiny", messages=[])
+    assert caught.value.param == "messages"
+
+
+FAILURES = [(400, "invalid_request_error"), (499, "aborted"), (503, "transfer_failed")]
+
+
+@pytest.mark.parametrize(("status", "kind"), FAILURES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_failure_before_the_first_token_has_its_status(
+    frontend: Frontend, http: httpx.Client, status: int, kind: str, stream: bool
+) -> None:
+    frontend.script = lambda s: [
+        StreamFailed(stream_id=s.stream_id, http_status=status, kind=kind, message="because")
+    ]
+    error = error_of(http.post(COMPLETIONS, json=OK | {"stream": stream}), status)
+    assert (error["type"], error["message"]) == (kind, "because")
+    frontend.next(Submit)
+    assert frontend.messages.empty(), "a failed stream must not be aborted"
+
+
+def test_failure_after_the_first_token_ends_a_stream_without_done(
+    frontend: Frontend, http: httpx.Client, make_update: Callable[..., StepFrame]
+) -> None:
+    frontend.script = lambda s: [
+        make_update(s.stream_id, [70]),
+        StreamFailed(stream_id=s.stream_id, http_status=503, kind="worker_error", message="died"),
+    ]
+    response = http.post(COMPLETIONS, json=OK | {"stream": True})
+    assert response.status_code == 200
+    *_, last = [line for line in response.text.split("\n\n") if line]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["type"], error["message"]) == ("worker_error", "died")
+    assert "[DONE]" not in response.text
+    # A plain answer has not begun by then.
+    error_of(http.post(COMPLETIONS, json=OK), 503)
+
+
+def test_failure_of_one_choice_aborts_the_others(
+    frontend: Frontend, http: httpx.Client, make_update: Callable[..., StepFrame]
+) -> None:
+    ids: list[int] = []
+
+    def script(submit: Submit) -> list[Any]:
+        ids.append(submit.stream_id)
+        if len(ids) == 1:
+            return [make_update(ids[0], [70])]
+        return [StreamFailed(stream_id=ids[1], http_status=503, kind="x", message="because")]
+
+    frontend.script = script
+    error_of(http.post(COMPLETIONS, json={"prompt": [[5], [6]], "stream": True}), 503)
+    assert [frontend.next(Submit).stream_id for _ in ids] == ids
+    frontend.aborted(ids[0])
