@@ -204,6 +204,7 @@ class DecodeSide:
                 lost: list[DecodeAction] = []
                 transfer = self._transfers.get(transfer_id)
                 if transfer is not None and transfer.state is _State.COUNTING:
+                    transfer.state = _State.CANCELLED
                     error = TransferFailed(f"the KV transfer failed on the prefiller: {reason}")
                     lost = [Lost(transfer_id, error)]
                 return lost + self._on_total(transfer_id, atoms, failed, now)

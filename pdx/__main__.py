@@ -1,0 +1,6 @@
+"""`python -m pdx` is the `pdx` command."""
+
+from pdx.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""Both state machines together over a fabric that reorders, delays, overtakes and loses: no page is settled too early.
+
+The fabric here is the worst one that the measured providers allow: a write is complete at its sender as soon as it is
+posted, lands at any later time, in any order, or (after a TCP reset) never; only a fence stops what has been posted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from pdx.errors import ProtocolError
+from pdx.kv.pages import Proof
+from pdx.messenger.decode_side import (
+    DecodeAction,
+    DecodeSide,
+    EndLink,
+    Expect,
+    Lost,
+    PrefillTimes,
+    Ready,
+    Release,
+    Retarget,
+    Send,
+    Settled,
+    TransferTimeouts,
+)
+from pdx.messenger.messages import Cancel, ControlMessage, Drained, Posted, Prefill, Reject, Welcome
+from pdx.messenger.plan import expected_atoms
+from pdx.messenger.prefill_side import (
+    Accept,
+    Arm,
+    CancelSend,
+    Dropped,
+    HoldSource,
+    OpenSend,
+    PrefillAction,
+    PrefillSide,
+    ReleaseSource,
+    Seal,
+)
+from pdx.messenger.slots import SlotTable
+
+PAGE, LAYERS, CHUNK, DST_PAGES = 4, 3, 8, 64
+
+
+@dataclass
+class Job:
+    """A prompt in the prefiller's engine."""
+
+    num_tokens: int
+    done: int = 0
+    held: bool = False
+    posted: int = 0
+    failed: int = 0
+    to_post: int = 0
+    sealed: bool = False
+    cancelled: bool = False
+    send_open: bool = False
+
+
+@dataclass
+class World:
+    """One link and its two engines, driven by a seeded random choice of what happens next."""
+
+    rng: random.Random
+    may_fail: bool
+    may_lose: bool
+    slots: SlotTable = field(
+        default_factory=lambda: SlotTable(num_slots=9, num_generations=4, num_free_kept=2)
+    )
+    now: float = 0.0
+    to_prefill: deque[ControlMessage] = field(default_factory=deque)
+    to_decode: deque[ControlMessage] = field(default_factory=deque)
+    #: Posted and not yet landed: (transfer, slot, generation, atoms).
+    in_flight: list[tuple[int, int, int, int]] = field(default_factory=list)
+    armed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    jobs: dict[int, Job] = field(default_factory=dict)
+    pairs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    outcome: dict[int, str] = field(default_factory=dict)
+    settled: dict[int, Proof] = field(default_factory=dict)
+    cancelled: set[int] = field(default_factory=set)
+    ended: bool = False
+    fenced: bool = False
+    prefill_ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.decode = DecodeSide(self.slots, TransferTimeouts(lost_writes_s=1.0, drain_s=10.0))
+        self.prefill = PrefillSide(page_size=PAGE, num_layers=LAYERS, num_dst_pages=DST_PAGES)
+
+    # ---- decoder --------------------------------------------------------------------------
+
+    def start(self, transfer_id: int) -> None:
+        pair = self.slots.take()
+        if pair is None or self.ended:
+            if pair is not None:
+                self.slots.give_back(pair[0])
+            return
+        num_tokens = self.rng.randint(1, 20)
+        self.pairs[transfer_id] = pair
+        pages = self.rng.sample(range(DST_PAGES), -(-num_tokens // PAGE))
+        message = Prefill(
+            transfer_id=transfer_id,
+            token_ids=[1] * num_tokens,
+            first_position=0,
+            page_indices=pages,
+            slot=pair[0],
+            generation=pair[1],
+            atoms=expected_atoms(num_tokens, 0, PAGE, LAYERS),
+        )
+        self.on_decode(self.decode.start(message))
+
+    def on_decode(self, actions: list[DecodeAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(message=message):
+                    self.to_prefill.append(message)
+                case Expect(slot=slot, generation=generation, atoms=atoms):
+                    assert (slot, generation) not in self.armed
+                    self.armed[slot, generation] = [0, atoms]
+                case Retarget(slot=slot, generation=generation, atoms=atoms):
+                    self.armed[slot, generation][1] = atoms
+                    self.check_count(slot, generation)
+                case Release(slot=slot, generation=generation):
+                    del self.armed[slot, generation]
+                case EndLink():
+                    self.end_link()
+                case Settled(transfer_id=transfer_id, proof=proof):
+                    self.on_settled(transfer_id, proof)
+                case Ready(transfer_id=transfer_id):
+                    assert not self.ended
+                    self.on_outcome(transfer_id, "ready")
+                    assert self.settled[transfer_id] is Proof.COUNTED
+                case Lost(transfer_id=transfer_id):
+                    self.on_outcome(transfer_id, "lost")
+                case PrefillTimes():
+                    pass
+
+    def on_settled(self, transfer_id: int, proof: Proof) -> None:
+        assert transfer_id not in self.settled, "settled twice"
+        self.settled[transfer_id] = proof
+        assert all(t != transfer_id for t, *_ in self.in_flight), "settled under a live write"
+        job = self.jobs.get(transfer_id)
+        assert self.fenced or job is None or not job.to_post, "settled before an armed write"
+
+    def on_outcome(self, transfer_id: int, what: str) -> None:
+        assert transfer_id not in self.outcome and transfer_id not in self.cancelled
+        self.outcome[transfer_id] = what
+
+    def cancel(self) -> None:
+        open_ids = [t for t in self.pairs if t not in self.outcome and t not in self.cancelled]
+        if open_ids:
+            transfer_id = self.rng.choice(open_ids)
+            self.cancelled.add(transfer_id)
+            self.on_decode(self.decode.cancel(transfer_id, self.now))
+
+    def check_count(self, slot: int, generation: int) -> None:
+        count, target = self.armed[slot, generation]
+        assert count <= target, "surplus"
+        if count == target:
+            self.on_decode(self.decode.on_arrived(slot, generation))
+
+    def end_link(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.on_decode(self.decode.on_link_end("test"))
+
+    def fence(self) -> None:
+        """The decoder's endpoint closes: what is in flight never lands, slots are disarmed."""
+        if self.ended and not self.fenced:
+            self.fenced = True
+            self.in_flight.clear()
+            self.armed.clear()
+            self.on_decode(self.decode.on_fenced())
+
+    # ---- prefiller ------------------------------------------------------------------------
+
+    def on_prefill(self, actions: list[PrefillAction]) -> None:
+        for action in actions:
+            match action:
+                case Send(message=message):
+                    self.to_decode.append(message)
+                case Accept(transfer_id=transfer_id, token_ids=token_ids):
+                    if self.rng.random() < 0.1:
+                        error = ProtocolError("refused")
+                        self.on_prefill(self.prefill.refuse(transfer_id, error))  # type: ignore[arg-type]
+                    else:
+                        self.jobs[transfer_id] = Job(len(token_ids))
+                case Dropped(transfer_id=transfer_id):
+                    self.jobs[transfer_id].done = self.jobs[transfer_id].num_tokens
+                case HoldSource(transfer_id=transfer_id):
+                    self.jobs[transfer_id].held = True
+                case ReleaseSource(transfer_id=transfer_id):
+                    assert self.jobs[transfer_id].held
+                    self.jobs[transfer_id].held = False
+                case OpenSend(transfer_id=transfer_id):
+                    self.jobs[transfer_id].send_open = True
+                case Arm(transfer_id=transfer_id, pairs=pairs):
+                    job = self.jobs[transfer_id]
+                    assert job.held and not job.sealed
+                    assert not job.cancelled or job.failed, "armed after it was cancelled"
+                    if not job.cancelled:  # a failed transfer takes nothing more
+                        job.to_post += len(pairs) * LAYERS
+                case Seal(transfer_id=transfer_id):
+                    self.jobs[transfer_id].sealed = True
+                case CancelSend(transfer_id=transfer_id):
+                    self.jobs[transfer_id].cancelled = True
+                    self.jobs[transfer_id].to_post = 0
+                case EndLink():
+                    raise AssertionError("the prefiller ended the link")
+
+    def run_chunk(self) -> None:
+        queued = [t for t, job in self.jobs.items() if job.done < job.num_tokens]
+        if queued and not self.prefill_ended:
+            transfer_id = self.rng.choice(queued)
+            job = self.jobs[transfer_id]
+            job.done = min(job.done + CHUNK, job.num_tokens)
+            actions = self.prefill.on_chunk(
+                transfer_id,
+                pass_idx=1,
+                end=job.done,
+                last=job.done == job.num_tokens,
+                src_page_indices=tuple(range(8)),
+                now_ns=0,
+            )
+            self.on_prefill(actions)
+
+    def post(self) -> None:
+        """The worker posts some due atoms; some fail, some are lost without a word."""
+        ready = [t for t, job in self.jobs.items() if job.to_post and job.send_open]
+        if not ready:
+            return
+        transfer_id = self.rng.choice(ready)
+        job = self.jobs[transfer_id]
+        atoms = self.rng.randint(1, job.to_post)
+        job.to_post -= atoms
+        job.posted += atoms
+        if self.may_fail and self.rng.random() < 0.1:
+            job.failed += atoms
+            job.cancelled, job.to_post = True, 0
+            if self.rng.random() < 0.5:
+                return
+        if self.may_lose and self.rng.random() < 0.1:
+            return
+        if not self.fenced:
+            self.in_flight.append((transfer_id, *self.pairs[transfer_id], atoms))
+
+    def finish_send(self) -> None:
+        over = [
+            t
+            for t, job in self.jobs.items()
+            if job.send_open and not job.to_post and (job.sealed or job.cancelled or self.prefill_ended)
+        ]
+        if over:
+            transfer_id = self.rng.choice(over)
+            job = self.jobs[transfer_id]
+            job.send_open = False
+            actions = self.prefill.on_send_done(
+                transfer_id, posted=job.posted, failed=job.failed, last_progress_ns=0
+            )
+            self.on_prefill(actions)
+
+    def end_prefill(self) -> None:
+        if self.ended and not self.prefill_ended:
+            self.prefill_ended = True
+            self.to_decode.clear()
+            for job in self.jobs.values():
+                job.to_post = 0
+            self.on_prefill(self.prefill.on_link_end())
+
+    # ---- network and time -----------------------------------------------------------------
+
+    def land(self) -> None:
+        if self.in_flight:
+            index = self.rng.randrange(len(self.in_flight))
+            transfer_id, slot, generation, atoms = self.in_flight.pop(index)
+            assert transfer_id not in self.settled, "a write landed in settled pages"
+            if (slot, generation) in self.armed:
+                self.armed[slot, generation][0] += atoms
+                self.check_count(slot, generation)
+
+    def deliver_to_prefill(self) -> None:
+        if self.to_prefill and not self.prefill_ended:
+            self.on_prefill(self.prefill.on_message(self.to_prefill.popleft()))
+
+    def deliver_to_decode(self) -> None:
+        if self.to_decode and not self.ended:
+            self.on_decode(self.decode.on_message(self.to_decode.popleft(), self.now))
+
+    def tick(self) -> None:
+        self.now += 0.4 if self.may_lose else 0.001
+        counts = {pair: count for pair, (count, _) in self.armed.items()}
+        if not self.ended:
+            self.on_decode(self.decode.on_tick(self.now, counts))
+
+    def turn(self) -> None:
+        choices = [
+            self.run_chunk, self.post, self.post, self.finish_send, self.land, self.land,
+            self.deliver_to_prefill, self.deliver_to_decode, self.fence, self.end_prefill,
+        ]
+        self.rng.choice(choices)()
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    may_fail=st.booleans(),
+    may_lose=st.booleans(),
+    end_early=st.booleans(),
+)
+def test_any_history_settles_everything_and_never_too_early(
+    seed: int, may_fail: bool, may_lose: bool, end_early: bool
+) -> None:
+    world = World(random.Random(seed), may_fail, may_lose)
+    for transfer_id in range(1, 13):
+        world.start(transfer_id)
+        for _ in range(world.rng.randint(0, 25)):
+            world.turn()
+        if world.rng.random() < 0.3:
+            world.cancel()
+    if end_early:
+        world.end_link()
+    for _ in range(6000):
+        world.turn()
+        if world.rng.random() < 0.05:
+            world.tick()
+    assert world.settled.keys() == world.pairs.keys()
+    assert world.slots.num_taken == 0 and world.decode.num_open == 0
+    assert not any(job.held for job in world.jobs.values()), "source pages are pinned for ever"
+    for transfer_id in world.pairs:
+        assert transfer_id in world.outcome or transfer_id in world.cancelled
+    if not (may_fail or may_lose or end_early):
+        assert not world.ended, "a healthy link was ended"
+
+
+def _started(slots: SlotTable) -> tuple[DecodeSide, Prefill]:
+    pair = slots.take()
+    assert pair is not None
+    message = Prefill(
+        transfer_id=1, token_ids=[1] * 8, first_position=0, page_indices=[0, 1],
+        slot=pair[0], generation=pair[1], atoms=6,
+    )
+    side = DecodeSide(slots, TransferTimeouts())
+    assert side.start(message)[0] == Expect(pair[0], pair[1], 6), "arm before dispatch"
+    return side, message
+
+
+def test_drained_alone_settles_nothing() -> None:
+    side, message = _started(SlotTable())
+    side.cancel(1, 0.0)
+    actions = side.on_message(Drained(transfer_id=1, atoms=4, failed=0), 0.0)
+    assert actions == [Retarget(message.slot, message.generation, 4)]
+    assert side.on_arrived(message.slot, message.generation)[-1] == Settled(1, Proof.DRAINED)
+
+
+def test_posted_is_no_sign_of_readiness() -> None:
+    side, message = _started(SlotTable())
+    actions = side.on_message(
+        Posted(transfer_id=1, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0
+    )
+    assert [type(action) for action in actions] == [PrefillTimes]
+
+
+def test_writes_lost_after_posted_end_the_link_and_only_the_fence_settles() -> None:
+    side, message = _started(SlotTable())
+    side.on_message(Posted(transfer_id=1, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0)
+    pair = (message.slot, message.generation)
+    assert side.on_tick(0.9, {pair: 5}) == []
+    assert side.on_tick(1.0, {pair: 5}) == [], "atoms still came in"
+    assert isinstance(side.on_tick(2.1, {pair: 5})[0], EndLink)
+    assert [type(a) for a in side.on_link_end("lost")] == [Lost]
+    assert side.on_arrived(*pair) == [], "a count that completes after the end is void"
+    assert side.on_fenced() == [Settled(1, Proof.FENCED)]
+
+
+def test_reject_gives_everything_back_with_the_peers_reason() -> None:
+    slots = SlotTable()
+    side, _ = _started(slots)
+    actions = side.on_message(
+        Reject(transfer_id=1, http_status=400, kind="invalid_request_error", message="too long"), 0.0
+    )
+    assert Settled(1, Proof.NOT_STARTED) in actions and slots.num_taken == 0
+    lost = actions[-1]
+    assert isinstance(lost, Lost) and lost.error.message == "too long"
+    assert lost.error.http_status == 400
+
+
+def test_cancel_of_a_finished_transfer_still_gets_its_totals() -> None:
+    side = PrefillSide(page_size=PAGE, num_layers=LAYERS, num_dst_pages=DST_PAGES)
+    message = Prefill(
+        transfer_id=7, token_ids=[1] * 4, first_position=0, page_indices=[3], slot=1,
+        generation=0, atoms=3,
+    )
+    side.on_message(message)
+    side.on_chunk(7, pass_idx=1, end=4, last=True, src_page_indices=(0,), now_ns=0)
+    side.on_send_done(7, posted=3, failed=0, last_progress_ns=0)
+    assert side.on_message(Cancel(transfer_id=7)) == [
+        Send(Drained(transfer_id=7, atoms=3, failed=0))
+    ]
+
+
+def test_a_side_refuses_messages_that_it_cannot_get() -> None:
+    welcome = Welcome(
+        node="", manifest=None, host="", pid=1, provider="tcp", descriptor=b"", max_prompt_len=1  # type: ignore[arg-type]
+    )
+    with pytest.raises(ProtocolError):
+        DecodeSide(SlotTable(), TransferTimeouts()).on_message(welcome, 0.0)
+    side = PrefillSide(page_size=PAGE, num_layers=LAYERS, num_dst_pages=DST_PAGES)
+    with pytest.raises(ProtocolError):
+        side.on_message(welcome)
