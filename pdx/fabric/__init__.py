@@ -1,0 +1,41 @@
+from pdx.fabric.interface import (
+    Arrived,
+    Fabric,
+    FabricEvent,
+    FabricOptions,
+    FabricStatistics,
+    Fenced,
+    LinkDown,
+    LinkUp,
+    PageBatch,
+    Provider,
+    Surplus,
+    TransferDone,
+)
+from pdx.fabric.native_fabric import (
+    LibraryInfo,
+    NativeFabric,
+    available_providers,
+    library_info,
+    open_fabric,
+)
+
+__all__ = [
+    "Arrived",
+    "Fabric",
+    "FabricEvent",
+    "FabricOptions",
+    "FabricStatistics",
+    "Fenced",
+    "LibraryInfo",
+    "LinkDown",
+    "LinkUp",
+    "NativeFabric",
+    "PageBatch",
+    "Provider",
+    "Surplus",
+    "TransferDone",
+    "available_providers",
+    "library_info",
+    "open_fabric",
+]

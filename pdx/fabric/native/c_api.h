@@ -1,0 +1,107 @@
+/* The C ABI of libpdx_fabric.so, mirrored in pdx/fabric/native_library.py. Numbers below 0 are errors: the negated code,
+ * with a message in pdx_fabric_error() of the same thread. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PDX_FABRIC_ABI 1
+
+typedef struct pdx_fabric pdx_fabric;
+
+typedef struct {
+    int32_t provider; /* 0 tcp, 1 shm */
+    int32_t ipv6;
+    const char* host;
+    int32_t cpu; /* -1: not pinned */
+    int32_t reserved;
+    uint64_t cq_entries;
+    int64_t spin_ns, beat_interval_ns, beat_timeout_ns, connect_timeout_ns;
+} pdx_fabric_options;
+
+/* One side of a link as the other needs it: what a descriptor carries. */
+typedef struct {
+    uint64_t region_base, region_bytes, region_key;
+    uint64_t page_base, page_key;
+    uint64_t pid_namespace;
+    uint32_t window, probe_tag;
+    int32_t pid;
+    uint32_t name_len;
+    char name[512];
+} pdx_fabric_address;
+
+typedef struct {
+    const uint32_t* src_pages;
+    const uint32_t* dst_pages;
+    uint64_t num_pages;
+    uint64_t page_bytes;
+    uint64_t src_offset, dst_offset;
+    uint64_t src_layer_stride, dst_layer_stride;
+    uint64_t src_page_stride, dst_page_stride;
+    uint32_t num_layers;
+    uint32_t reserved;
+    const uint64_t* word; /* null: post now */
+    uint64_t first_value;
+} pdx_fabric_batch;
+
+typedef struct {
+    uint32_t kind; /* EventKind in events.hpp */
+    int32_t code;
+    int64_t link, transfer;
+    uint32_t slot, generation;
+    uint64_t atoms, failed_atoms;
+    int64_t first_post_ns, last_progress_ns;
+    uint32_t cancelled;
+    uint32_t num_arrivals;
+    int64_t* arrival_ns; /* both freed with pdx_fabric_free() by the reader */
+    uint32_t* arrival_atoms;
+    char reason[128];
+} pdx_fabric_event;
+
+#ifndef PDX_API
+#define PDX_API
+#endif
+
+PDX_API uint32_t pdx_fabric_abi(void);
+PDX_API const char* pdx_fabric_error(void);
+/* Paths separated by newlines; the newest is kept. Writes the chosen path. Returns the version as fi_version() gives it. */
+PDX_API int64_t pdx_fabric_load(const char* paths, char* chosen, size_t chosen_bytes);
+/* The provider's name in that library; empty if it is not offered here. */
+PDX_API int64_t pdx_fabric_provider(int32_t provider, char* name, size_t name_bytes);
+
+PDX_API int64_t pdx_fabric_open(const pdx_fabric_options* options, pdx_fabric** out);
+PDX_API void pdx_fabric_close(pdx_fabric* fabric);
+PDX_API int64_t pdx_fabric_fd(pdx_fabric* fabric);
+
+PDX_API int64_t pdx_fabric_register(pdx_fabric* fabric, void* address, uint64_t num_bytes);
+PDX_API int64_t pdx_fabric_unregister(pdx_fabric* fabric, int64_t region);
+PDX_API int64_t pdx_fabric_open_link(pdx_fabric* fabric, int64_t region, uint32_t window);
+PDX_API int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_address* out);
+PDX_API int64_t pdx_fabric_connect(pdx_fabric* fabric, int64_t link, const pdx_fabric_address* peer);
+PDX_API int64_t pdx_fabric_fence(pdx_fabric* fabric, int64_t link);
+
+PDX_API int64_t pdx_fabric_open_transfer(pdx_fabric* fabric, int64_t link, uint32_t slot, uint32_t generation);
+PDX_API int64_t pdx_fabric_add_batch(pdx_fabric* fabric, int64_t transfer, const pdx_fabric_batch* batch);
+PDX_API int64_t pdx_fabric_seal(pdx_fabric* fabric, int64_t transfer);
+PDX_API int64_t pdx_fabric_cancel(pdx_fabric* fabric, int64_t transfer);
+
+PDX_API int64_t pdx_fabric_expect(pdx_fabric* fabric, int64_t link, uint32_t slot, uint32_t generation, uint64_t atoms);
+PDX_API int64_t pdx_fabric_retarget(pdx_fabric* fabric, uint32_t slot, uint32_t generation, uint64_t atoms);
+PDX_API int64_t pdx_fabric_release(pdx_fabric* fabric, uint32_t slot, uint32_t generation);
+
+PDX_API int64_t pdx_fabric_add_wakeup(pdx_fabric* fabric, int32_t fd);
+PDX_API int64_t pdx_fabric_remove_wakeup(pdx_fabric* fabric, int32_t fd);
+
+/* Returns how many events were written, at most max. */
+PDX_API int64_t pdx_fabric_events(pdx_fabric* fabric, pdx_fabric_event* out, size_t max);
+PDX_API void pdx_fabric_free(void* memory);
+/* Writes at most max counters in the order of Statistics in events.hpp; returns how many there are. */
+PDX_API int64_t pdx_fabric_statistics(pdx_fabric* fabric, uint64_t* out, size_t max);
+
+#ifdef __cplusplus
+}
+#endif

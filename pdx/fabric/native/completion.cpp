@@ -1,0 +1,128 @@
+// The worker's reading side: the completion queue.
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+
+#include <cstring>
+
+#include "worker.hpp"
+
+namespace pdx {
+namespace {
+
+constexpr size_t kQueueEntries = 64;
+// Full reads in one turn; a flood must not keep the worker from posting and beating.
+constexpr int kReadsPerTurn = 16;
+
+// The library may be newer than the headers and write a longer entry, if it is asked to; room costs nothing.
+union ErrorEntry {
+    fi_cq_err_entry entry;
+    char room[512];
+};
+
+}  // namespace
+
+bool Worker::read_queue() {
+    bool any = false;
+    fi_cq_data_entry entries[kQueueEntries];
+    for (int i = 0; i < kReadsPerTurn; i++) {
+        const ssize_t n = fi_cq_read(domain_.cq(), entries, kQueueEntries);
+        if (n == -FI_EAGAIN) break;
+        any = true;
+        if (n == -FI_EAVAIL) {
+            on_error();
+            continue;
+        }
+        if (n < 0) {
+            statistics_.queue_errors.fetch_add(1, std::memory_order_relaxed);
+            break;
+        }
+        for (ssize_t k = 0; k < n; k++) {
+            if (entries[k].flags & FI_REMOTE_CQ_DATA) {
+                on_imm(static_cast<uint32_t>(entries[k].data));
+            } else if (Op* op = ops_.find(entries[k].op_context)) {
+                on_complete(op, 0, "");
+            }
+        }
+        credit_imms();
+        if (n < static_cast<ssize_t>(kQueueEntries)) break;
+    }
+    return any;
+}
+
+void Worker::on_imm(uint32_t data) {
+    const Imm imm = Imm::decode(data);
+    if (imm.slot != 0) {
+        imms_.push_back(imm);
+        return;
+    }
+    const auto link = tags_.find(data & kProbeTagMask);
+    if (link != tags_.end()) link->second->peer_probed = true;
+}
+
+// Counts what one read brought, and gives each immediate's credit back to the link it came over.
+void Worker::credit_imms() {
+    if (imms_.empty()) return;
+    const int64_t now = now_ns();
+    slots_.credit(imms_, now, owners_);
+    statistics_.imms_reaped.fetch_add(imms_.size(), std::memory_order_relaxed);
+    Link* link = nullptr;
+    for (const LinkId owner : owners_) {
+        if (!link || link->id != owner) {
+            const auto found = links_.find(owner);
+            link = found == links_.end() ? nullptr : found->second.get();
+        }
+        if (!link) {
+            statistics_.unowned_imms.fetch_add(1, std::memory_order_relaxed);
+            continue;
+        }
+        link->reaped++;
+        link->last_life_ns = now;
+    }
+    imms_.clear();
+}
+
+void Worker::on_error() {
+    ErrorEntry error;
+    std::memset(&error, 0, sizeof error);
+    const ssize_t rc = fi_cq_readerr(domain_.cq(), &error.entry, 0);
+    // What fails on the receiving side has no op of ours; the sender hears of it, and our count stays short.
+    Op* op = rc < 0 ? nullptr : ops_.find(error.entry.op_context);
+    if (!op) {
+        statistics_.queue_errors.fetch_add(1, std::memory_order_relaxed);
+        return;
+    }
+    const int code = error.entry.err ? error.entry.err : FI_EIO;
+    on_complete(op, code, "a write failed: " + describe(code));
+}
+
+void Worker::on_complete(Op* op, int code, const std::string& reason) {
+    Link* link = op->link;
+    Transfer* transfer = op->transfer;
+    const OpKind kind = op->kind;
+    const uint32_t atoms = op->atoms;
+    const uint64_t num_bytes = op->num_bytes;
+    ops_.give_back(op);
+    if (!link) {
+        statistics_.late_completions.fetch_add(1, std::memory_order_relaxed);
+        return;
+    }
+    link->blocked_since_ns = 0;
+    if (kind == OpKind::kBeat) link->beats_in_flight--;
+    if (kind == OpKind::kProbe) link->probe_completed = code == 0;
+    if (kind == OpKind::kWrite) {
+        link->writes_in_flight--;
+        link->bytes_in_flight -= num_bytes;
+        writes_in_flight_--;
+        (code ? statistics_.writes_failed : statistics_.writes_completed).fetch_add(1, std::memory_order_relaxed);
+        transfer->in_flight--;
+        if (code) {
+            transfer->failed_atoms += atoms;
+            fail(*transfer, code);
+        } else {
+            settle(*transfer);
+        }
+    }
+    if (code) link_down(*link, code, reason);
+}
+
+}  // namespace pdx

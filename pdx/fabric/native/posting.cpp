@@ -1,0 +1,154 @@
+// The worker's writing side: progress words, due layers, writes.
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include "worker.hpp"
+
+namespace pdx {
+namespace {
+
+// Beats share a TCP connection with the data before them, so what is queued there must drain well within their timeout.
+constexpr uint64_t kMaxBytesInFlight = 32 << 20;
+// Posts of one link before the next link's turn.
+constexpr uint32_t kPostsPerTurn = 32;
+constexpr size_t kIovCapacity = 8;  // kMaxPieces of worker.cpp
+
+}  // namespace
+
+bool Worker::look_at_words() {
+    bool news = false;
+    for (size_t i = 0; i < armed_.size();) {
+        Transfer& transfer = *armed_[i];
+        bool still_armed = false, due = false;
+        for (auto& batch : transfer.batches) {
+            if (!batch->armed()) continue;
+            due |= batch->look();
+            if (batch->armed()) {
+                still_armed = true;
+            } else {
+                transfer.last_progress_ns = now_ns();
+            }
+        }
+        if (!still_armed) {
+            armed_[i] = armed_.back();
+            armed_.pop_back();
+        } else {
+            i++;
+        }
+        if (!due) continue;
+        news = true;
+        transfer.drop_finished();
+        if (transfer.first_ready()) {
+            enqueue(transfer);
+        } else {
+            settle(transfer);  // a batch without pages has nothing to post
+        }
+    }
+    return news;
+}
+
+bool Worker::post_all() {
+    bool posted = false;
+    // A link that is done, or that goes down, leaves the list; so the list is walked by index, backwards.
+    for (size_t i = posting_.size(); i-- > 0;) {
+        if (i < posting_.size()) posted |= post_link(*posting_[i]);
+    }
+    return posted;
+}
+
+// At most kPostsPerTurn writes of the link's first transfer, which then goes to the end of the list. True if any went.
+bool Worker::post_link(Link& link) {
+    if (link.state != LinkState::kUp) return false;
+    Transfer& transfer = *link.ready.front();
+    const auto max_in_flight = static_cast<uint32_t>(domain_.tx_entries()) - kReservedTxEntries;
+    bool any = false;
+    for (uint32_t i = 0; i < kPostsPerTurn; i++) {
+        Batch* batch = transfer.first_ready();
+        if (!batch) break;
+        if (!link.may_write(max_in_flight, kMaxBytesInFlight)) {
+            if (link.posted_imms - link.peer_reaped < link.peer.window || !link.read_beat()) return any;
+            link.last_life_ns = now_ns();
+            continue;
+        }
+        const ssize_t rc = post_write(link, transfer, *batch);
+        if (rc == -FI_EAGAIN) {
+            statistics_.eagain.fetch_add(1, std::memory_order_relaxed);
+            if (!link.blocked_since_ns) link.blocked_since_ns = now_ns();
+            return any;
+        }
+        if (rc) {
+            link_down(link, static_cast<int>(-rc), "fi_writemsg: " + describe(static_cast<int>(-rc)));
+            return true;
+        }
+        link.blocked_since_ns = 0;
+        any = true;
+    }
+    transfer.drop_finished();
+    link.ready.pop_front();
+    transfer.queued = false;
+    if (link.ready.empty()) std::erase(posting_, &link);
+    if (transfer.first_ready()) {
+        enqueue(transfer);
+    } else {
+        settle(transfer);
+    }
+    return any;
+}
+
+ssize_t Worker::post_write(Link& link, Transfer& transfer, Batch& batch) {
+    Batch::Cursor next = batch.cursor;
+    batch.next_write(shape_, next, pieces_);
+    iovec local[kIovCapacity];
+    fi_rma_iov remote[kIovCapacity];
+    void* descriptors[kIovCapacity];
+    Imm imm{transfer.slot, transfer.generation, 0};
+    uint64_t num_bytes = 0;
+    for (size_t i = 0; i < pieces_.size(); i++) {
+        const Piece& piece = pieces_[i];
+        local[i] = {link.region->address + piece.src_offset, piece.num_bytes};
+        remote[i] = {link.peer.region_base + piece.dst_offset, piece.num_bytes, link.peer.region_key};
+        descriptors[i] = fi_mr_desc(link.region_mr);
+        imm.atoms += piece.atoms;
+        num_bytes += piece.num_bytes;
+    }
+    Op* op = ops_.take(link, OpKind::kWrite);
+    op->transfer = &transfer;
+    op->atoms = imm.atoms;
+    op->num_bytes = num_bytes;
+    const fi_msg_rma message{local, descriptors, pieces_.size(), link.peer.fi_addr, remote, pieces_.size(), op,
+                             imm.encode()};
+    const ssize_t rc = fi_writemsg(link.endpoint.ep, &message, FI_COMPLETION | FI_REMOTE_CQ_DATA);
+    if (rc) {
+        ops_.give_back(op);
+        return rc;
+    }
+    if (!transfer.first_post_ns) transfer.first_post_ns = now_ns();
+    batch.cursor = next;
+    transfer.posted_atoms += imm.atoms;
+    transfer.in_flight++;
+    link.posted_imms++;
+    link.writes_in_flight++;
+    link.bytes_in_flight += num_bytes;
+    writes_in_flight_++;
+    statistics_.writes_posted.fetch_add(1, std::memory_order_relaxed);
+    statistics_.bytes_posted.fetch_add(num_bytes, std::memory_order_relaxed);
+    statistics_.atoms_posted.fetch_add(imm.atoms, std::memory_order_relaxed);
+    return 0;
+}
+
+// A probe or a beat. Injected: the data may change as soon as this returns.
+ssize_t Worker::post_small(Link& link, OpKind kind, const void* data, size_t num_bytes, uint64_t page_offset) {
+    iovec local{const_cast<void*>(data), num_bytes};
+    fi_rma_iov remote{link.peer.page_base + page_offset, num_bytes, link.peer.page_key};
+    void* descriptor = nullptr;
+    Op* op = ops_.take(link, kind);
+    const bool probe = kind == OpKind::kProbe;
+    const uint64_t flags = FI_COMPLETION | FI_INJECT | (probe ? FI_REMOTE_CQ_DATA : 0);
+    const fi_msg_rma message{&local, &descriptor, 1, link.peer.fi_addr, &remote, 1, op,
+                             probe ? link.peer.probe_tag : 0};
+    const ssize_t rc = fi_writemsg(link.endpoint.ep, &message, flags);
+    if (rc) ops_.give_back(op);
+    return rc;
+}
+
+}  // namespace pdx

@@ -1,0 +1,121 @@
+// The thread that owns a domain: it reads the completion queue, looks at progress words, posts what is due, beats, and
+// ends links. It never waits for one link, takes no lock but the command list's and the slots', and runs no Python.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "events.hpp"
+#include "link.hpp"
+#include "sleeper.hpp"
+#include "slots.hpp"
+#include "transfer.hpp"
+
+namespace pdx {
+
+struct WorkerOptions {
+    int cpu;  // -1: not pinned
+    int64_t spin_ns, beat_interval_ns, beat_timeout_ns, connect_timeout_ns;
+};
+
+struct Command {
+    enum class Kind { kAddLink, kConnect, kFence, kOpenTransfer, kAddBatch, kSeal, kCancel };
+    Kind kind;
+    LinkId link = 0;
+    TransferId transfer = 0;
+    uint32_t slot = 0, generation = 0;
+    std::shared_ptr<Link> new_link = {};
+    PeerAddress peer = {};
+    std::unique_ptr<Batch> batch = {};
+};
+
+class Worker {
+  public:
+    Worker(Domain& domain, OpPool& ops, SlotTable& slots, EventQueue& events, Statistics& statistics,
+           const WorkerOptions& options);
+    ~Worker();  // stops the thread and closes all links
+    Worker(const Worker&) = delete;
+    Worker& operator=(const Worker&) = delete;
+
+    // Any thread.
+    void submit(Command command);
+    Sleeper& sleeper() { return sleeper_; }
+
+  private:
+    Domain& domain_;
+    OpPool& ops_;
+    SlotTable& slots_;
+    EventQueue& events_;
+    Statistics& statistics_;
+    const WorkerOptions options_;
+    const WriteShape shape_;
+    Sleeper sleeper_;
+
+    std::mutex mutex_;  // commands_
+    std::vector<Command> commands_;
+    std::atomic<bool> has_commands_{false}, stop_{false};
+
+    // From here on: the worker's thread only.
+    std::vector<Command> taken_;
+    std::map<LinkId, std::shared_ptr<Link>> links_;
+    std::unordered_map<uint32_t, Link*> tags_;  // probe tags
+    std::unordered_map<TransferId, std::unique_ptr<Transfer>> transfers_;
+    std::vector<Transfer*> armed_;
+    std::vector<Link*> posting_;  // links whose ready list is not empty
+    // Fenced links whose stopped shm peer could still pull from our memory.
+    std::vector<std::shared_ptr<Link>> held_;
+    std::vector<Piece> pieces_;
+    std::vector<Imm> imms_;
+    std::vector<LinkId> owners_;
+    uint32_t num_connecting_ = 0;
+    uint32_t writes_in_flight_ = 0;
+    int64_t last_active_ns_ = 0, last_tend_ns_ = 0, next_beat_ns_ = 0;
+    int64_t nap_ns_ = 0;
+    std::thread thread_;
+
+    void run();
+    bool run_commands();
+    void run_command(Command& command);
+    void add_batch(Transfer& transfer, std::unique_ptr<Batch> batch);
+    void drop_batches(Transfer& transfer);
+    void enqueue(Transfer& transfer);
+    void fail(Transfer& transfer, int code);
+    void settle(Transfer& transfer);
+    void fence(LinkId id);
+    bool waiting() const;
+    void idle(int64_t now);
+
+    // posting.cpp
+    bool look_at_words();
+    bool post_all();
+    bool post_link(Link& link);
+    ssize_t post_write(Link& link, Transfer& transfer, Batch& batch);
+    ssize_t post_small(Link& link, OpKind kind, const void* data, size_t num_bytes, uint64_t page_offset);
+
+    // completion.cpp
+    bool read_queue();
+    void on_imm(uint32_t data);
+    void credit_imms();
+    void on_error();
+    void on_complete(Op* op, int code, const std::string& reason);
+
+    // liveness.cpp
+    void connect(Link& link, const PeerAddress& peer);
+    bool tend_links(int64_t now);
+    bool tend_connecting(Link& link, int64_t now);
+    bool tend_up(Link& link, int64_t now, bool beat_due);
+    void send_beat(Link& link);
+    void link_down(Link& link, int code, const std::string& reason);
+    void announce_fenced(Link& link);
+    void tend_held();
+    int64_t next_deadline() const;
+};
+
+}  // namespace pdx
