@@ -192,11 +192,11 @@ def start(folder: Path) -> Iterator[Callable[..., Frontend]]:
 
 
 @pytest.fixture
-def frontend(shared_frontend: Frontend) -> Iterator[Frontend]:
+def frontend(shared_frontend: Frontend, http: httpx.Client) -> Iterator[Frontend]:
     """The shared frontend, without a script. No test may leave a stream behind."""
     shared_frontend.script = None
     yield shared_frontend
-    assert httpx.get(shared_frontend.url + "/health").json()["streams"] == 0
+    assert http.get("/health").json()["streams"] == 0
     while not shared_frontend.messages.empty():
         shared_frontend.messages.get()
 
@@ -208,13 +208,13 @@ def talking(frontend: Frontend, tokenizer: Tokenizer) -> Frontend:
     return frontend
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def http(shared_frontend: Frontend) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=shared_frontend.url, timeout=20) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(shared_frontend: Frontend) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
         base_url=shared_frontend.url + "/v1", api_key="x", max_retries=0, timeout=20
