@@ -1,4 +1,6 @@
-"""pdx: disaggregated LLM inference. Prefill on one node, decode on another, the KV cache written over libfabric."""
+"""pdx: disaggregated LLM inference. Prefill on one node, decode on another, the KV cache written
+over libfabric.
+"""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -42,7 +42,9 @@ __all__ = [
 
 
 class PdxError(Exception):
-    """Base of all. ``hint`` says what to do; ``http_status`` and ``exit_code`` are what the edges answer with."""
+    """Base of all. ``hint`` says what to do; ``http_status`` and ``exit_code`` are what the edges
+    answer with.
+    """
 
     http_status: int = 500
     exit_code: int = 1
@@ -70,7 +72,9 @@ class CheckpointError(PdxError):
 
 
 class RequestError(PdxError):
-    """One request failed; nothing else did. ``param`` names the offending field, where there is one."""
+    """One request failed; nothing else did. ``param`` names the offending field, where there is
+    one.
+    """
 
     kind = "request_error"
 
@@ -164,7 +168,9 @@ class InternalError(PdxError):
 
 
 def error_from_report(kind: str, message: str) -> PdxError:
-    """The error that another process of this node reported by class name; WorkerError for an unknown name."""
+    """The error that another process of this node reported by class name; WorkerError for an
+    unknown name.
+    """
     error_class = globals().get(kind)
     if isinstance(error_class, type) and issubclass(error_class, PdxError):
         return error_class(message)

@@ -37,42 +37,52 @@ def decode(
     peer: Annotated[
         str,
         typer.Option(
-            envvar="PDX_PEER", rich_help_panel="Fabric",
+            envvar="PDX_PEER",
+            rich_help_panel="Fabric",
             help="Control address of the prefiller, as it printed it.",
         ),
     ],
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", envvar="PDX_MODEL", rich_help_panel="Model",
+            "--model",
+            "-m",
+            envvar="PDX_MODEL",
+            rich_help_panel="Model",
             help="A Hugging Face folder, or org/name[@revision]; the prefiller's if not given.",
         ),
     ] = None,
     served_model_name: Annotated[
         str | None,
         typer.Option(
-            envvar="PDX_SERVED_MODEL_NAME", rich_help_panel="Server",
+            envvar="PDX_SERVED_MODEL_NAME",
+            rich_help_panel="Server",
             help="The model's name in the API; by default the folder's or hub name.",
         ),
     ] = None,
     http: Annotated[
         str,
         typer.Option(
-            envvar="PDX_HTTP", rich_help_panel="Server",
+            envvar="PDX_HTTP",
+            rich_help_panel="Server",
             help="Address of the HTTP API; port 0 picks a free one.",
         ),
     ] = "127.0.0.1:0",
     max_streams: Annotated[
         int,
         typer.Option(
-            min=1, envvar="PDX_MAX_STREAMS", rich_help_panel="Server",
+            min=1,
+            envvar="PDX_MAX_STREAMS",
+            rich_help_panel="Server",
             help="Requests at once, waiting ones included; more get a 503.",
         ),
     ] = 1024,
     peer_timeout: Annotated[
         float,
         typer.Option(
-            min=0, envvar="PDX_PEER_TIMEOUT", rich_help_panel="Fabric",
+            min=0,
+            envvar="PDX_PEER_TIMEOUT",
+            rich_help_panel="Fabric",
             help="How long to wait for the prefiller at the start, seconds.",
         ),
     ] = 60.0,
@@ -83,7 +93,10 @@ def decode(
     page_size: Annotated[
         int,
         typer.Option(
-            "--page-size", min=0, envvar="PDX_PAGE_SIZE", rich_help_panel="KV cache",
+            "--page-size",
+            min=0,
+            envvar="PDX_PAGE_SIZE",
+            rich_help_panel="KV cache",
             help="Tokens in a KV page; 0: the prefiller's.",
         ),
     ] = 0,
@@ -97,8 +110,15 @@ def decode(
     """Serve an OpenAI-compatible API; prompts run on the prefiller, tokens are generated here."""
     set_up_logging(log_level)
     config = engine_config(
-        device=device, dtype=dtype, threads=threads, page_size=page_size or 1, pages=pages,
-        kv_memory=kv_memory, poison=poison, chunk=chunk, max_seqs=max_seqs,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        page_size=page_size or 1,
+        pages=pages,
+        kv_memory=kv_memory,
+        poison=poison,
+        chunk=chunk,
+        max_seqs=max_seqs,
     )
     settings = _Settings(
         peer=peer,
@@ -126,6 +146,7 @@ class _Settings:
 
 
 async def _serve(settings: _Settings, config: EngineConfig) -> None:
+    from pdx.config.model_source import model_is_folder
     from pdx.engine.decode_node import DecodeNode
     from pdx.engine.loading import load_model
     from pdx.engine.peer import describe_with_patience
@@ -146,8 +167,10 @@ async def _serve(settings: _Settings, config: EngineConfig) -> None:
     try:
         name = settings.served_model_name or settings.model or description.model
         node = DecodeNode(
-            loaded, model_name=Path(name).name if Path(name).is_dir() else name,
-            peer=peer, fabric=settings.fabric,
+            loaded,
+            model_name=folder.name if model_is_folder(name) else name,
+            peer=peer,
+            fabric=settings.fabric,
         )
         try:
             await node.connector.connect_patiently(settings.peer_timeout_s, status_line)

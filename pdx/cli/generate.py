@@ -1,4 +1,6 @@
-"""`pdx generate`: prefill and decode in one process pair, without network. The oracle of the disaggregated path."""
+"""`pdx generate`: prefill and decode in one process pair, without network. The oracle of the
+disaggregated path.
+"""
 
 from __future__ import annotations
 
@@ -82,12 +84,27 @@ def generate(
     """Generate from one prompt on this machine, colocated."""
     set_up_logging(log_level)
     config = engine_config(
-        device=device, dtype=dtype, threads=threads, page_size=page_size, pages=pages,
-        kv_memory=kv_memory, poison=poison, chunk=chunk, max_seqs=1,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        page_size=page_size,
+        pages=pages,
+        kv_memory=kv_memory,
+        poison=poison,
+        chunk=chunk,
+        max_seqs=1,
     )
     job = _Job(
-        model=model, prompt=prompt, token_ids=token_ids, chat=chat, max_tokens=max_tokens,
-        temperature=temperature, top_p=top_p, seed=seed, ignore_eos=ignore_eos, as_json=as_json,
+        model=model,
+        prompt=prompt,
+        token_ids=token_ids,
+        chat=chat,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        as_json=as_json,
     )
     asyncio.run(_generate(job, config))
 
@@ -136,8 +153,12 @@ async def _run(job: _Job, folder: Path, loaded: LoadedModel) -> None:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
     if job.as_json:
-        result = {"prompt_token_ids": prompt_ids, "token_ids": output_ids, "text": text,
-                  "finish_reason": reason}
+        result = {
+            "prompt_token_ids": prompt_ids,
+            "token_ids": output_ids,
+            "text": text,
+            "finish_reason": reason,
+        }
         sys.stdout.write(json.dumps(result))
     sys.stdout.write("\n")
 

@@ -1,5 +1,5 @@
-"""The `pdx` command: one file per verb. Imports neither torch nor anything else that is slow: commands import what they
-need when they run."""
+"""The `pdx` command: one file per verb. Imports neither torch nor anything else that is slow:
+commands import what they need when they run."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Options of every command."""
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 refused or failed, 2 usage, 70 internal, 130 interrupted."""
+    """Entry point. Exit codes: 0 done, 1 refused, 2 usage, 70 internal, 130 interrupted."""
     try:
         app()
     except PdxError as error:

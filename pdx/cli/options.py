@@ -27,7 +27,10 @@ __all__ = [
 _MODEL, _KV, _SCHEDULER, _FABRIC, _OUTPUT = "Model", "KV cache", "Scheduler", "Fabric", "Output"
 
 Device = Annotated[
-    str, typer.Option("--device", envvar="PDX_DEVICE", rich_help_panel=_MODEL, help="Device of the ranks.")
+    str,
+    typer.Option(
+        "--device", envvar="PDX_DEVICE", rich_help_panel=_MODEL, help="Device of the ranks."
+    ),
 ]
 Dtype = Annotated[
     str,
@@ -51,7 +54,11 @@ Threads = Annotated[
 PageSize = Annotated[
     int,
     typer.Option(
-        "--page-size", min=1, envvar="PDX_PAGE_SIZE", rich_help_panel=_KV, help="Tokens in a KV page."
+        "--page-size",
+        min=1,
+        envvar="PDX_PAGE_SIZE",
+        rich_help_panel=_KV,
+        help="Tokens in a KV page.",
     ),
 ]
 NumPages = Annotated[
@@ -67,13 +74,19 @@ NumPages = Annotated[
 KvMemory = Annotated[
     str,
     typer.Option(
-        "--kv-memory", envvar="PDX_KV_MEMORY", rich_help_panel=_KV, help="Memory for KV pages, e.g. 512M."
+        "--kv-memory",
+        envvar="PDX_KV_MEMORY",
+        rich_help_panel=_KV,
+        help="Memory for KV pages, e.g. 512M.",
     ),
 ]
 Poison = Annotated[
     bool,
     typer.Option(
-        "--poison", envvar="PDX_POISON", rich_help_panel=_KV, help="Fill fresh KV memory with NaN (tests)."
+        "--poison",
+        envvar="PDX_POISON",
+        rich_help_panel=_KV,
+        help="Fill fresh KV memory with NaN (tests).",
     ),
 ]
 ChunkLen = Annotated[

@@ -20,7 +20,9 @@ __all__ = ["announce", "loading_progress", "print_error", "set_up_logging", "sta
 
 
 def print_error(error: PdxError) -> None:
-    """`error: ...`, and a hint where there is one; the notes (tracebacks of ranks) only with PDX_DEBUG."""
+    """`error: ...`, and a hint where there is one; the notes (tracebacks of ranks) only with
+    PDX_DEBUG.
+    """
     typer.echo(f"error: {error.message}", err=True)
     if error.hint:
         typer.echo(f"\nhint: {error.hint}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -35,15 +34,19 @@ def prefill(
     model: Annotated[
         str,
         typer.Option(
-            "--model", "-m", envvar="PDX_MODEL", rich_help_panel="Model",
+            "--model",
+            "-m",
+            envvar="PDX_MODEL",
+            rich_help_panel="Model",
             help="A Hugging Face folder, or org/name[@revision].",
         ),
     ],
     listen: Annotated[
         str,
         typer.Option(
-            envvar="PDX_LISTEN", rich_help_panel="Fabric",
-            help="Control address for decoders: HOST:PORT, [IPV6]:PORT or :PORT; port 0 picks a free one.",
+            envvar="PDX_LISTEN",
+            rich_help_panel="Fabric",
+            help="Control address: HOST:PORT, [IPV6]:PORT or :PORT; port 0 picks a free one.",
         ),
     ] = "127.0.0.1:0",
     fabric: FabricName = "auto",
@@ -61,25 +64,33 @@ def prefill(
     """Run prompts for decoders and write their KV cache across while computing."""
     set_up_logging(log_level)
     config = engine_config(
-        device=device, dtype=dtype, threads=threads, page_size=page_size, pages=pages,
-        kv_memory=kv_memory, poison=poison, chunk=chunk, max_seqs=max_seqs,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        page_size=page_size,
+        pages=pages,
+        kv_memory=kv_memory,
+        poison=poison,
+        chunk=chunk,
+        max_seqs=max_seqs,
     )
     choice = check_fabric(fabric)
     run_until_signal(lambda: _serve(model, listen, cast("FabricChoice", choice), config))
 
 
 async def _serve(model: str, listen: str, fabric: FabricChoice, config: EngineConfig) -> None:
-    from pdx.config.model_source import resolve_model
+    from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.engine.loading import load_model
     from pdx.engine.prefill_node import PrefillNode
     from pdx.messenger.control import parse_address
 
     address = parse_address(listen)
     folder = resolve_model(model)
+    # A folder is announced by its absolute path: a decoder on this host may run elsewhere.
+    name = str(folder) if model_is_folder(model) else model
     with loading_progress(model) as progress:
         loaded = await load_model(folder, config, progress)
     try:
-        name = str(folder) if Path(model).is_dir() else model
         node = PrefillNode(loaded, model_name=name, listen=address, fabric=fabric)
         try:
             bound = await node.start()

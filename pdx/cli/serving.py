@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable
 
@@ -23,16 +24,14 @@ def check_fabric(name: str) -> str:
 
 
 def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:
-    """Run ``serve`` on a new loop; SIGINT and SIGTERM cancel it, and count as a clean end (exit 0)."""
+    """Run ``serve`` on a new loop; SIGINT and SIGTERM cancel it, which is a clean end (exit 0)."""
 
     async def body() -> None:
         task = asyncio.ensure_future(serve())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await task
-        except asyncio.CancelledError:
-            pass
 
     asyncio.run(body())

@@ -1,4 +1,6 @@
-"""A node's settings, resolved once and never changed. Every field says its unit; the CLI's help is made from these."""
+"""A node's settings, resolved once and never changed. Every field says its unit; the CLI's help is
+made from these.
+"""
 
 from __future__ import annotations
 

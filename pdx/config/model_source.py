@@ -18,10 +18,15 @@ from huggingface_hub.errors import (
 from pdx.config.model_files import weight_files
 from pdx.errors import CheckpointError, ConfigError
 
-__all__ = ["resolve_model"]
+__all__ = ["model_is_folder", "resolve_model"]
 
 _HUB_NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _PATTERNS = ["*.json", "*.jinja", "model*.safetensors"]
+
+
+def model_is_folder(name: str) -> bool:
+    """Whether a user's name for a model is a folder on this host."""
+    return Path(name).expanduser().is_dir()
 
 
 def resolve_model(name: str) -> Path:
@@ -33,9 +38,8 @@ def resolve_model(name: str) -> Path:
         ConfigError: ``name`` is neither a folder nor a model's name.
         CheckpointError: the hub does not have it, or cannot be asked.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
+    if model_is_folder(name):
+        return Path(name).expanduser().resolve()
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         raise ConfigError(

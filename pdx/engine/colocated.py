@@ -1,4 +1,6 @@
-"""Prefill and decode in one node, without fabric or peer: `pdx generate`, and the oracle of everything else."""
+"""Prefill and decode in one node, without fabric or peer: `pdx generate`, and the oracle of
+everything else.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from pdx.engine.loading import LoadedModel
 from pdx.engine.step_loop import StepLoop
-from pdx.errors import InvalidRequest
+from pdx.errors import InvalidRequest, PdxError
 from pdx.request.request import SamplingParams
 from pdx.scheduler.scheduler import ScheduledPass
 from pdx.scheduler.sequence import SequenceUpdate
@@ -16,7 +18,7 @@ __all__ = ["ColocatedEngine"]
 
 
 class ColocatedEngine:
-    """Generates from prompts on one loaded model. Owns a scheduler; the model stays the caller's."""
+    """Generates from prompts. Owns a scheduler; the loaded model stays the caller's."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._context_len = loaded.context_len
@@ -74,7 +76,7 @@ class ColocatedEngine:
     async def _run(self) -> None:
         try:
             await self._loop.run()
-        except Exception as error:
+        except PdxError as error:
             for stream in self._streams.values():
                 stream.put_nowait(error)
 

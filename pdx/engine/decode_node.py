@@ -1,7 +1,9 @@
-"""The decoder: takes requests from its frontend, asks the prefiller for their KV cache, and generates.
+"""The decoder: takes requests from its frontend, asks the prefiller for their KV cache, and
+generates.
 
-Everything here runs on the primary's event loop. A request's pages are leased before the prefiller is asked, and its
-slot is armed before the message leaves; the scheduler sees the request only when the count is complete.
+Everything here runs on the primary's event loop. A request's pages are leased before the prefiller
+is asked, and its slot is armed before the message leaves; the scheduler sees the request only when
+the count is complete.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class _Transfer:
 
 
 class DecodeNode:
-    """See the module's docstring. The loaded model stays the caller's; close it after :meth:`stop`."""
+    """The loaded model stays the caller's, who closes it after :meth:`stop`."""
 
     def __init__(
         self, loaded: LoadedModel, *, model_name: str, peer: Address, fabric: FabricChoice
@@ -105,7 +107,8 @@ class DecodeNode:
         """Serve until cancelled.
 
         Raises:
-            PdxError: a process of the node failed, or the peer refused us for good; the node must stop.
+            PdxError: a process of the node failed, or the peer refused us for good; the node must
+            stop.
         """
         tasks = [
             asyncio.create_task(self._loop.run()),

@@ -1,4 +1,6 @@
-"""What a decoder knows of one client stream besides its tokens: transfers, times, figures for its timeline."""
+"""What a decoder knows of one client stream besides its tokens: transfers, times, figures for its
+timeline.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class DecodeRequest:
         return None if moment_s is None else moment_s - self.arrival_s
 
     def _hidden_share(self) -> float | None:
-        """Share of the atoms that had been counted when the last layer was done. Atoms are equal in size."""
+        """Share of the atoms that had been counted when the last layer was done. Atoms are equal in
+        size.
+        """
         if self.times is None or self.arrival is None or not self.same_host:
             return None
         before = int(np.searchsorted(self.arrival.ns, self.times.last_layer_ns, side="right"))

@@ -1,6 +1,8 @@
-"""The frontend process, seen from the decoder's primary: start it, exchange messages with it, stop it.
+"""The frontend process, seen from the decoder's primary: start it, exchange messages with it, stop
+it.
 
-It is `python -m pdx.server`: HTTP and text cost most of a core at high load, so they have a process of their own.
+It is `python -m pdx.server`: HTTP and text cost most of a core at high load, so they have a process
+of their own.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from pdx.errors import ProtocolError, WorkerError, error_from_report
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
 from pdx.request.stream import (
     Abort,
+    FromFrontend,
     FrontendConfig,
     FrontendFailed,
     FrontendReady,
-    FromFrontend,
     NodeStatus,
     StepFrame,
     StreamFailed,
@@ -112,4 +114,3 @@ class FrontendProcess:
                 f"{self._process.returncode}: {error}"
             ) from error
         return message
-

@@ -43,7 +43,7 @@ class LoadedModel:
         )
 
     def manifest(self) -> Manifest:
-        """What peers compare. Reads the checkpoint's headers: takes milliseconds, so call it once."""
+        """What peers compare. Reads the checkpoint's headers: milliseconds; call it once."""
         return Manifest(
             weights_id=model_id(self.folder),
             text_id=text_id(self.folder),

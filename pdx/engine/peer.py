@@ -1,4 +1,6 @@
-"""Keeps a decoder's link to its prefiller: connects, serves, and connects again when the link was lost."""
+"""Keeps a decoder's link to its prefiller: connects, serves, and connects again when the link was
+lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The prefiller: accepts links from decoders, runs their prompts, and has the KV cache written across meanwhile.
+"""The prefiller: accepts links from decoders, runs their prompts, and has the KV cache written
+across meanwhile.
 
 Everything here runs on the primary's event loop; the fabric's worker posts the writes.
 """
@@ -67,7 +68,8 @@ class PrefillNode:
         )
         self._jobs: dict[int, _Job] = {}
         self._by_transfer: dict[tuple[PrefillLink, int], _Job] = {}
-        self._lost_readers: dict[PrefillLink, list[int]] = {}
+        #: Leases under failed writes of a link that is not fenced yet.
+        self._unproved: dict[PrefillLink, list[int]] = {}
         self._links: set[PrefillLink] = set()
         self._next_request_id = itertools.count(1)
         self._server: asyncio.Server | None = None
@@ -86,8 +88,14 @@ class PrefillNode:
                 self._on_connection, self._listen.host, self._listen.port
             )
         except OSError as error:
-            hint = "pick another port, or none for a free one" if error.errno == errno.EADDRINUSE else None
-            failure = ConfigError(f"cannot listen on {self._listen}: {error.strerror or error}", hint=hint)
+            hint = (
+                "pick another port, or none for a free one"
+                if error.errno == errno.EADDRINUSE
+                else None
+            )
+            failure = ConfigError(
+                f"cannot listen on {self._listen}: {error.strerror or error}", hint=hint
+            )
             failure.exit_code = 1
             raise failure from error
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -170,6 +178,9 @@ class PrefillNode:
 
     def link_over(self, link: PrefillLink) -> None:
         self._links.discard(link)
+        for lease_id in self._unproved.pop(link, []):
+            self.scheduler.pool.drop(lease_id, Use.UNPROVED_SEND)
+        self._loop.wake()
 
     # ---- PrefillLinkOwner -----------------------------------------------------------------
 
@@ -202,20 +213,15 @@ class PrefillNode:
         job.lease_id = sequence.lease_id
         self.scheduler.pool.hold(job.lease_id, Use.SEND)
 
-    def release_source(self, link: PrefillLink, transfer_id: int, *, lost_reader: bool) -> None:
+    def release_source(self, link: PrefillLink, transfer_id: int, *, unproved: bool) -> None:
         job = self._by_transfer[link, transfer_id]
         assert job.lease_id is not None
-        if lost_reader:
-            self.scheduler.pool.exchange(job.lease_id, Use.SEND, Use.LOST_READER)
-            self._lost_readers.setdefault(link, []).append(job.lease_id)
+        if unproved:
+            self.scheduler.pool.exchange(job.lease_id, Use.SEND, Use.UNPROVED_SEND)
+            self._unproved.setdefault(link, []).append(job.lease_id)
         else:
             self.scheduler.pool.drop(job.lease_id, Use.SEND)
         self._forget(job)
-        self._loop.wake()
-
-    def reader_gone(self, link: PrefillLink) -> None:
-        for lease_id in self._lost_readers.pop(link, []):
-            self.scheduler.pool.drop(lease_id, Use.LOST_READER)
         self._loop.wake()
 
     def _forget(self, job: _Job) -> None:

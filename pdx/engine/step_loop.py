@@ -1,7 +1,7 @@
 """The step loop: schedule a pass, let the rank run it, take in the result. The same for every role.
 
-One task on the primary's event loop. Between two passes it handles nothing else; whoever changes the scheduler (a
-submit, an abort, an arrival) calls :meth:`StepLoop.wake`.
+One task on the primary's event loop. Between two passes it handles nothing else; whoever changes
+the scheduler (a submit, an abort, an arrival) calls :meth:`StepLoop.wake`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Where each byte of a rank's KV memory lies. Pure arithmetic, shared by the rank (which computes) and the primary
-(which plans transfers)."""
+"""Where each byte of a rank's KV memory lies. Pure arithmetic, shared by the rank (which computes)
+and the primary (which plans transfers)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["KvLayout"]
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """``[layer][page][kv head][K|V][token in page][head_dim]``, dense, on one rank.
 
-    K and V of a head lie side by side, so that a page of one layer, and any slice of its heads, is one contiguous run
-    (what one remote write moves). All strides are bytes.
+    K and V of a head lie side by side, so that a page of one layer, and any slice of its heads, is
+    one contiguous run (what one remote write moves). All strides are bytes.
     """
 
     num_layers: int

@@ -1,16 +1,18 @@
-"""The page pool of one node: which page belongs to whom, who still touches it, and when it is free again.
+"""The page pool of one node: which page belongs to whom, who still touches it, and when it is free
+again.
 
 Owned by the primary's event loop. Knows no tensor, no clock and no network.
 
-The rule (docs/architecture.md, "Page lifetime"): **a page is free only when nobody can touch it any more.** Whoever may
-touch the pages of a lease holds a *use* on it: a peer's writes on their way in, a forward pass, our own posted writes
-that read them. Giving up a lease (:meth:`PagePool.retire`) frees its pages at once if nothing holds it; otherwise they
-are quarantined (or stay filled, while only our own writes read them) and freed by whoever ends the last use. A remote writer's use can only be ended with a :class:`Proof`,
-and none of the proofs is a timer.
+The rule (docs/architecture.md, "Page lifetime"): **a page is free only when nobody can touch it any
+more.** Whoever may touch the pages of a lease holds a *use* on it: a peer's writes on their way in,
+a forward pass, our own posted writes that read them. Giving up a lease (:meth:`PagePool.retire`)
+frees its pages at once if nothing holds it; otherwise they are quarantined (or stay filled, while
+only our own writes read them) and freed by whoever ends the last use. A remote writer's use can
+only be ended with a :class:`Proof`, and none of the proofs is a timer.
 
     free --lease--> leased --hold REMOTE_WRITE--> in flight --drop(proof)--> filled --retire--> free
-                      |                              |                          |
-                      +-------- retire --------------+--retire--> quarantined --+--last use ends--> free
+                      |                              |
+                      +----------- retire -----------+-----> quarantined --last use ends--> free
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ class PageState(enum.Enum):
 class Use(enum.Enum):
     """Somebody who may still touch a lease's pages."""
 
-    #: A peer's one-sided writes, from the moment the peer is asked until they are proved to be over.
+    #: A peer's one-sided writes, from when it is asked until they are proved to be over.
     REMOTE_WRITE = "remote_write"
     #: A forward pass of a rank of this node.
     PASS = "pass"
     #: Our own posted (or armed) writes that read the pages.
     SEND = "send"
-    #: A lost peer on this host that may still pull from the pages (shm: the target reads the source's memory).
-    LOST_READER = "lost_reader"
+    #: Our writes that failed: over shm the peer may still pull from the pages until the fence.
+    UNPROVED_SEND = "unproved_send"
 
 
 class Proof(enum.Enum):
@@ -50,7 +52,8 @@ class Proof(enum.Enum):
 
     #: Every atom that was expected has been counted.
     COUNTED = "counted"
-    #: The peer drained, none of its writes failed, and as many atoms as it posted have been counted.
+    #: The peer drained, none of its writes failed, and as many atoms as it posted have been
+    #: counted.
     DRAINED = "drained"
     #: The link's endpoint is closed.
     FENCED = "fenced"
@@ -100,12 +103,15 @@ class _Lease:
 
 
 class PagePool:
-    """Leases pages to requests. Lease ids are made here and never reused, so a stale one is refused."""
+    """Leases pages to requests. Lease ids are made here and never reused, so a stale one is
+    refused.
+    """
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages > 0
         self.num_pages = num_pages
-        # First in, first out: a page that was just given back is the last one to be given out again.
+        # First in, first out: a page that was just given back is the last one to be given out
+        # again.
         self._free: deque[int] = deque(range(num_pages))
         self._leases: dict[int, _Lease] = {}
         self._next_lease_id = 1
@@ -124,7 +130,7 @@ class PagePool:
         return lease_id
 
     def extend(self, lease_id: int, num_pages: int) -> list[int] | None:
-        """Add pages to a lease, all or none; returns the new ones, None when there are not enough."""
+        """Add pages to a lease, all or none; the new ones, None when there are not enough."""
         lease = self._live(lease_id)
         if num_pages > len(self._free):
             return None
@@ -146,7 +152,8 @@ class PagePool:
         self._live(lease_id).uses[use] += 1
 
     def drop(self, lease_id: int, use: Use, proof: Proof | None = None) -> None:
-        """Somebody has stopped touching the pages; frees them if the lease was given up and this was the last use.
+        """Somebody has stopped touching the pages; frees them if the lease was given up and this
+        was the last use.
 
         Args:
             proof: required for REMOTE_WRITE, and only there.
@@ -161,14 +168,16 @@ class PagePool:
             self._free_pages(lease_id)
 
     def exchange(self, lease_id: int, old: Use, new: Use) -> None:
-        """A use becomes another one, without a moment between; also on a lease that was given up."""
+        """A use becomes another one at once; also on a lease that was given up."""
         lease = self._leases[lease_id]
         assert old is not Use.REMOTE_WRITE and lease.uses[old] > 0
         lease.uses[old] -= 1
         lease.uses[new] += 1
 
     def retire(self, lease_id: int) -> None:
-        """The owner gives its lease up: the pages are free now, or quarantined until the last use ends."""
+        """The owner gives its lease up: the pages are free now, or quarantined until the last use
+        ends.
+        """
         lease = self._live(lease_id)
         lease.retired = True
         if not lease.in_use:

@@ -1,8 +1,10 @@
-"""The meaning of a progress word: a uint64 that one rank stores (release order) and fabric workers read.
+"""The meaning of a progress word: a uint64 that one rank stores (release order) and fabric workers
+read.
 
-A word is absolute, never incremented, so that a lost reset or a wrap cannot lie: pass ``p`` (from 1) of a model with
-``L`` layers owns the values ``p * (L + 1) + k``; ``k`` layers of that pass have their KV in memory. ``k = L + 1`` (the
-end of the pass) equals ``k = 0`` of the next. Values only rise, because passes run in order.
+A word is absolute, never incremented, so that a lost reset or a wrap cannot lie: pass ``p`` (from
+1) of a model with ``L`` layers owns the values ``p * (L + 1) + k``; ``k`` layers of that pass have
+their KV in memory. ``k = L + 1`` (the end of the pass) equals ``k = 0`` of the next. Values only
+rise, because passes run in order.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ def parse_address(text: str, *, default_host: str = "127.0.0.1") -> Address:
 
 
 class ControlConnection:
-    """One connection. Whoever owns it calls :meth:`receive` in a single task and :meth:`close` once."""
+    """One connection. Whoever owns it calls :meth:`receive` in a single task and :meth:`close`
+    once.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

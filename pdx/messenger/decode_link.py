@@ -1,6 +1,8 @@
-"""A decoder's side of one link: the driver that connects its state machine to socket, fabric and engine.
+"""A decoder's side of one link: the driver that connects its state machine to socket, fabric and
+engine.
 
-Runs on the primary's event loop. See prefill_link for how a link ends; here the fence is what lets quarantined pages go.
+Runs on the primary's event loop. See prefill_link for how a link ends; here the fence is what lets
+quarantined pages go.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdx.errors import PeerLost, ProtocolError, RequestError
-from pdx.fabric import Arrived, Fenced, FabricEvent, LinkDown, LinkUp, Surplus
+from pdx.fabric import Arrived, FabricEvent, Fenced, LinkDown, LinkUp, Surplus
 from pdx.kv.pages import Proof
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.decode_side import (
@@ -44,7 +46,9 @@ _TICK_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """When a transfer's atoms came in: ``atoms[i]`` in total had been counted at ``ns[i]`` (CLOCK_MONOTONIC)."""
+    """When a transfer's atoms came in: ``atoms[i]`` in total had been counted at ``ns[i]``
+    (CLOCK_MONOTONIC).
+    """
 
     ns: NDArray[np.int64]
     atoms: NDArray[np.uint32]
@@ -121,7 +125,7 @@ class DecodeLink:
         """Serve the link until it ends; returns once it is fenced."""
         ticker = asyncio.create_task(self._tick())
         try:
-            while self.end_reason is None:
+            while True:
                 message = await self._connection.receive()
                 if self.end_reason is not None:
                     break
@@ -131,9 +135,9 @@ class DecodeLink:
                     self._apply(self._side.on_message(message, time.monotonic()))
         except (PeerLost, ProtocolError) as error:
             self.end(error.message)
-        await self.over.wait()
         ticker.cancel()
         await self._connection.close()
+        await self.over.wait()
 
     def start(self, prefill: Prefill) -> None:
         """Begin a transfer; its slot was taken from the node's table."""

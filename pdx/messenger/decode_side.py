@@ -1,10 +1,11 @@
-"""A decoder's transfers over one link, as a pure state machine: event in, actions out. No socket, clock or thread.
+"""A decoder's transfers over one link, as a pure state machine: event in, actions out. No socket,
+clock or thread.
 
 Invariants, whatever order events come in:
 
-1. A transfer is Settled exactly once, and only by the count, by the peer's drained total that the count equals, by a
-   fence, or because the peer never started. Until then its pages and its slot stay taken. A clock may end the link
-   (which fences it); it never settles anything.
+1. A transfer is Settled exactly once, and only by the count, by the peer's drained total that the
+   count equals, by a fence, or because the peer never started. Until then its pages and its slot
+   stay taken. A clock may end the link (which fences it); it never settles anything.
 2. A transfer gets Ready or Lost at most once, never both, and never after the engine cancelled it.
 3. Ready comes only from a complete count while the link was alive.
 
@@ -121,9 +122,7 @@ class PrefillTimes:
     last_layer_ns: int
 
 
-DecodeAction = (
-    Send | Expect | Retarget | Release | EndLink | Settled | Ready | Lost | PrefillTimes
-)
+DecodeAction = Send | Expect | Retarget | Release | EndLink | Settled | Ready | Lost | PrefillTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +172,7 @@ class DecodeSide:
         return len(self._by_slot)
 
     def start(self, prefill: Prefill) -> list[DecodeAction]:
-        """Begin a transfer in the slot that the message names (taken from the table by the caller)."""
+        """Begin a transfer in the slot that the message names; the caller took it."""
         assert not self._ended and prefill.transfer_id not in self._transfers
         transfer = _Transfer(prefill.transfer_id, prefill.slot, prefill.generation, prefill.atoms)
         self._transfers[prefill.transfer_id] = transfer
@@ -262,7 +261,9 @@ class DecodeSide:
         return actions
 
     def on_fenced(self) -> list[DecodeAction]:
-        """The endpoint is closed: no byte can land any more, and the fabric has disarmed the link's slots."""
+        """The endpoint is closed: no byte can land any more, and the fabric has disarmed the link's
+        slots.
+        """
         assert self._ended
         actions: list[DecodeAction] = []
         for transfer in list(self._by_slot.values()):
@@ -294,9 +295,7 @@ class DecodeSide:
             return self._on_total(message.transfer_id, message.atoms, 0, now)
         else:
             self._set_deadline(transfer, now + self._timeouts.lost_writes_s, 0)
-        return [
-            PrefillTimes(message.transfer_id, message.prefill_start_ns, message.last_layer_ns)
-        ]
+        return [PrefillTimes(message.transfer_id, message.prefill_start_ns, message.last_layer_ns)]
 
     def _on_total(
         self, transfer_id: int, atoms: int, failed: int, now: float

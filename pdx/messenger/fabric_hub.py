@@ -1,29 +1,36 @@
-"""The node's fabrics, one per provider, opened when first needed, with the KV memory registered in each.
+"""The node's fabrics, opened when first needed, with the KV memory registered in each.
 
-Runs on the primary's event loop: fabric events wake it through a descriptor and are routed to the link they concern.
+Runs on the primary's event loop: fabric events wake it through a descriptor and are routed to the
+link they concern.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
 
 from pdx.errors import FabricError
-from pdx.fabric import Fabric, Fenced, FabricEvent, FabricOptions, FabricStatistics, open_fabric
+from pdx.fabric import (
+    Fabric,
+    FabricEvent,
+    FabricOptions,
+    FabricStatistics,
+    Fenced,
+    Provider,
+    open_fabric,
+)
 
-__all__ = ["FabricHub", "FabricLink", "MappedMemory", "Provider", "host_identity"]
+__all__ = ["FabricHub", "FabricLink", "MappedMemory", "host_identity"]
 
 logger = logging.getLogger(__name__)
-Provider = Literal["tcp", "shm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedMemory:
-    """A rank's KV memory and progress word as mapped into this process; the mapper keeps them alive."""
+    """A rank's memory as mapped into this process; whoever mapped it keeps it alive."""
 
     kv_address: int
     kv_bytes: int
@@ -53,10 +60,9 @@ class _OpenFabric:
 
 def host_identity() -> str:
     """Equal for two processes exactly when libfabric's shm provider can work between them."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    pid_namespace = os.readlink("/proc/self/ns/pid")
-    return f"{boot}/{pid_namespace}/shm:{os.stat('/dev/shm').st_dev}"
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    pid_namespace = Path("/proc/self/ns/pid").readlink()
+    return f"{boot}/{pid_namespace}/shm:{Path('/dev/shm').stat().st_dev}"
 
 
 class FabricHub:

@@ -1,4 +1,6 @@
-"""How two nodes agree on a link before the first request, on both sides. Runs on the primary's event loop."""
+"""How two nodes agree on a link before the first request, on both sides. Runs on the primary's
+event loop.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdx.errors import FabricError, PeerLost, PeerRefused, ProtocolError
+from pdx.fabric import Provider
 from pdx.messenger.control import Address, ControlConnection, connect
 from pdx.messenger.decode_link import DecodeLink
-from pdx.messenger.fabric_hub import FabricHub, FabricLink, Provider, host_identity
+from pdx.messenger.fabric_hub import FabricHub, FabricLink, host_identity
 from pdx.messenger.manifest import Manifest, differences
 from pdx.messenger.messages import (
     PROTOCOL_VERSION,
@@ -68,7 +71,8 @@ async def greet(
     *,
     timeout_s: float,
 ) -> None:
-    """The decoder's handshake: offer data paths, take the prefiller's choice, wait for a write each way.
+    """The decoder's handshake: offer data paths, take the prefiller's choice, wait for a write each
+    way.
 
     Raises:
         PeerRefused: with the prefiller's reason.
@@ -123,7 +127,8 @@ async def welcome(
     max_prompt_len: int,
     make_link: Callable[[Hello], PrefillLink],
 ) -> PrefillLink | None:
-    """The prefiller's handshake; None when the connection only asked for a description, or was refused.
+    """The prefiller's handshake; None when the connection only asked for a description, or was
+    refused.
 
     Raises:
         PeerLost, ProtocolError: the peer left, or is no pdx node.
@@ -144,7 +149,7 @@ async def welcome(
     link = make_link(hello)
     try:
         descriptor = link.open_data_path(provider, peer_descriptor)
-    except (FabricError, PeerLost) as error:
+    except FabricError as error:
         connection.send(Refuse(reason=f"the data path ({provider}) cannot be opened: {error}"))
         link.end(str(error))
         return None
@@ -200,9 +205,7 @@ def _refusal(hello: Hello, identity: NodeIdentity) -> str | None:
     return None
 
 
-def _usable(
-    hello: Hello, choice: FabricChoice, *, same_host: bool
-) -> list[tuple[Provider, bytes]]:
+def _usable(hello: Hello, choice: FabricChoice, *, same_host: bool) -> list[tuple[Provider, bytes]]:
     """Data paths that both sides allow and that reach, in the decoder's order."""
     usable: list[tuple[Provider, bytes]] = []
     for provider, descriptor in hello.descriptors:

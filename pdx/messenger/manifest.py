@@ -1,4 +1,6 @@
-"""What two nodes must agree on before the first request. Exchanged in the handshake; compared field by field."""
+"""What two nodes must agree on before the first request. Exchanged in the handshake; compared field
+by field.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import msgspec
 
 __all__ = ["Manifest", "differences", "model_id", "text_id"]
 
-#: Of each weights file this much is hashed besides its header: other weights of the same shape differ there.
+#: Of each weights file this much is hashed besides its header: other weights of the same shape
+#: differ there.
 _SAMPLE_BYTES = 64 << 10
 _TEXT_FILES = (
     "tokenizer.json",
@@ -22,7 +25,9 @@ _TEXT_FILES = (
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's model, numerics and KV layout. Every field but ``num_pages`` must be equal on both sides."""
+    """A node's model, numerics and KV layout. Every field but ``num_pages`` must be equal on both
+    sides.
+    """
 
     weights_id: str
     text_id: str

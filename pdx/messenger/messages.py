@@ -1,4 +1,5 @@
-"""The control link's messages: one tagged msgpack family, one TCP connection per decoder-prefiller pair.
+"""The control link's messages: one tagged msgpack family, one TCP connection per decoder-prefiller
+pair.
 
     decoder                                prefiller
     Describe                 ------------> Description        (a connection of its own; optional)
@@ -7,8 +8,8 @@
     Cancel                   ------------> Drained
     Goodbye                  <-----------> Goodbye
 
-The KV cache itself never travels here. ``transfer_id`` is made by the decoder, unique over its life; API ids never
-appear on the wire.
+The KV cache itself never travels here. ``transfer_id`` is made by the decoder, unique over its
+life; API ids never appear on the wire.
 """
 
 from __future__ import annotations

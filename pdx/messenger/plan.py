@@ -1,8 +1,8 @@
 """The sharding plan: which bytes of a request go where, and as how many atoms. Pure.
 
-This is its first form: both sides have one rank, the same layout but for the number of pages. An atom is one page of
-one layer. Pages carry token positions: page ``i`` of a request holds positions ``i * page_size`` onwards on both
-sides, so nothing is ever paired by its place in a list.
+This is its first form: both sides have one rank, the same layout but for the number of pages. An
+atom is one page of one layer. Pages carry token positions: page ``i`` of a request holds positions
+``i * page_size`` onwards on both sides, so nothing is ever paired by its place in a list.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class TransferPlan:
 
 
 class SendCursor:
-    """How far a transfer has been handed to the fabric: a page is sent once, when it is full or when the prompt ends."""
+    """How far a transfer has been handed to the fabric: a page is sent once, when it is full or
+    when the prompt ends.
+    """
 
     def __init__(self, plan: TransferPlan) -> None:
         self._plan = plan
@@ -80,7 +82,8 @@ class SendCursor:
         first = plan.first_position // plan.page_size
         pairs = [
             PagePair(
-                src_page_idx=src_page_indices[page], dst_page_idx=plan.dst_page_indices[page - first]
+                src_page_idx=src_page_indices[page],
+                dst_page_idx=plan.dst_page_indices[page - first],
             )
             for page in range(self._next_page, stop)
         ]

@@ -1,26 +1,36 @@
-"""A prefiller's side of one link: the driver that connects its state machine to socket, fabric and engine.
+"""A prefiller's side of one link: the driver that connects its state machine to socket, fabric and
+engine.
 
-Runs on the primary's event loop. A link ends once, for whatever reason comes first: the control connection's end, a
-broken protocol, the data path, or this node. Ending it fences the fabric link; the link is over when that is done.
+Runs on the primary's event loop. A link ends once, for whatever reason comes first: the control
+connection's end, a broken protocol, the data path, or this node. Ending it fences the fabric link;
+the link is over when that is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from typing import Protocol
 
 import numpy as np
 
-from pdx.errors import PeerLost, ProtocolError, RequestError
-from pdx.fabric import Fenced, FabricEvent, LinkDown, LinkUp, PageBatch, TransferDone
+from pdx.errors import FabricError, PeerLost, ProtocolError, RequestError
+from pdx.fabric import (
+    Fabric,
+    FabricEvent,
+    Fenced,
+    LinkDown,
+    LinkUp,
+    PageBatch,
+    Provider,
+    TransferDone,
+)
 from pdx.kv.layout import KvLayout
 from pdx.kv.progress import layer_value
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.decode_side import EndLink, Send
-from pdx.messenger.fabric_hub import FabricHub, FabricLink, Provider
+from pdx.messenger.fabric_hub import FabricHub, FabricLink
 from pdx.messenger.messages import Goodbye, Hello
 from pdx.messenger.prefill_side import (
     Accept,
@@ -52,14 +62,11 @@ class PrefillLinkOwner(Protocol):
     def hold_source(self, link: PrefillLink, transfer_id: int) -> None:
         """Writes that read the request's pages begin."""
 
-    def release_source(self, link: PrefillLink, transfer_id: int, *, lost_reader: bool) -> None:
-        """They are over; ``lost_reader``: the peer may still pull from the pages until it is gone."""
-
-    def reader_gone(self, link: PrefillLink) -> None:
-        """The process of a lost peer has ended."""
+    def release_source(self, link: PrefillLink, transfer_id: int, *, unproved: bool) -> None:
+        """They are over; ``unproved``: failed ones may read the pages until the link is over."""
 
     def link_over(self, link: PrefillLink) -> None:
-        """The link has ended and is fenced."""
+        """The link has ended and is fenced: no write of it reads our pages any more."""
 
 
 class PrefillLink:
@@ -91,10 +98,7 @@ class PrefillLink:
         self._sends: dict[int, int] = {}
         self._transfer_of: dict[int, int] = {}
         self._ended = False
-        self._num_lost_readers = 0
         self._fabric_link: FabricLink | None = None
-        #: Of the decoder's process, where it can pull from our memory (shm). Opened early: pids are reused.
-        self._pidfd: int | None = None
 
     @property
     def provider(self) -> str:
@@ -110,13 +114,7 @@ class PrefillLink:
 
         Raises:
             FabricError: the provider does not work here, or the descriptor is not one.
-            PeerLost: the peer's process is gone.
         """
-        if provider == "shm":
-            try:
-                self._pidfd = os.pidfd_open(self._hello.pid)
-            except OSError as error:
-                raise PeerLost(f"process {self._hello.pid} of {self.peer}: {error}") from error
         link = self._hub.open_link(provider, self._connection.local_host, self._on_event)
         self._fabric_link = link
         link.fabric.connect(link.link, peer_descriptor)
@@ -125,7 +123,7 @@ class PrefillLink:
     async def run(self) -> None:
         """Serve the link until it ends; returns once it is fenced."""
         try:
-            while not self._ended:
+            while True:
                 message = await self._connection.receive()
                 if self._ended:
                     break
@@ -135,8 +133,8 @@ class PrefillLink:
                     self._apply(self._side.on_message(message))
         except (PeerLost, ProtocolError) as error:
             self.end(error.message)
-        await self.over.wait()
         await self._connection.close()
+        await self.over.wait()
 
     def send(self, message: Goodbye) -> None:
         """Tell the peer that this node ends the link."""
@@ -196,7 +194,7 @@ class PrefillLink:
             transfer_id,
             posted=event.posted_atoms,
             failed=event.failed_atoms,
-            last_progress_ns=event.last_progress_ns,
+            last_progress_ns=event.last_progress_ns or 0,
         )
         self._apply(actions)
 
@@ -204,22 +202,7 @@ class PrefillLink:
         if self._fabric_link is not None:
             self._hub.forget(self._fabric_link)
         self.over.set()
-        self._watch_peer_process()
         self._owner.link_over(self)
-
-    def _watch_peer_process(self) -> None:
-        """Lost readers are gone when their process is: a stopped one still pulls when it wakes."""
-        if self._pidfd is None:
-            return
-        if not self._num_lost_readers:
-            os.close(self._pidfd)
-            return
-        asyncio.get_running_loop().add_reader(self._pidfd, self._on_peer_gone, self._pidfd)
-
-    def _on_peer_gone(self, pidfd: int) -> None:
-        asyncio.get_running_loop().remove_reader(pidfd)
-        os.close(pidfd)
-        self._owner.reader_gone(self)
 
     # ---- actions --------------------------------------------------------------------------
 
@@ -247,31 +230,53 @@ class PrefillLink:
             case HoldSource(transfer_id=transfer_id):
                 self._owner.hold_source(self, transfer_id)
             case ReleaseSource(transfer_id=transfer_id, unproved=unproved):
-                lost_reader = unproved and self.provider == "shm"
-                self._num_lost_readers += lost_reader
-                self._owner.release_source(self, transfer_id, lost_reader=lost_reader)
+                self._owner.release_source(self, transfer_id, unproved=unproved)
+            case OpenSend():
+                self._open_send(action)
             case _:
                 self._apply_fabric(action)
 
-    def _apply_fabric(self, action: OpenSend | Arm | Seal | CancelSend) -> None:
+    def _open_send(self, action: OpenSend) -> None:
+        assert self._fabric_link is not None
+        fabric, link = self._fabric_link.fabric, self._fabric_link.link
+        try:
+            send = fabric.open_transfer(link, action.slot, action.generation)
+        except FabricError as error:  # the link is down; its event is on the way
+            done = self._side.on_send_done(
+                action.transfer_id, posted=0, failed=0, last_progress_ns=0
+            )
+            self._apply(done)
+            self.end(error.message)
+            return
+        self._sends[action.transfer_id] = send
+        self._transfer_of[send] = action.transfer_id
+
+    def _apply_fabric(self, action: Arm | Seal | CancelSend) -> None:
         assert self._fabric_link is not None
         fabric = self._fabric_link.fabric
+        send = self._sends.get(action.transfer_id)
+        if send is None:
+            return
+        try:
+            self._apply_to_send(fabric, send, action)
+        except FabricError as error:
+            # It failed on the worker while this was on its way; TransferDone says so.
+            logger.debug("transfer %d takes nothing more: %s", action.transfer_id, error)
+            fabric.cancel(send)
+
+    def _apply_to_send(self, fabric: Fabric, send: int, action: Arm | Seal | CancelSend) -> None:
         match action:
-            case OpenSend(transfer_id=transfer_id, slot=slot, generation=generation):
-                send = fabric.open_transfer(self._fabric_link.link, slot, generation)
-                self._sends[transfer_id] = send
-                self._transfer_of[send] = transfer_id
-            case Arm(transfer_id=transfer_id, pass_idx=pass_idx):
+            case Arm(pass_idx=pass_idx):
                 fabric.arm(
-                    self._sends[transfer_id],
+                    send,
                     self._page_batch(action),
                     word_address=self._hub.memory.progress_address,
                     first_value=layer_value(pass_idx, 0, self._layout.num_layers),
                 )
-            case Seal(transfer_id=transfer_id):
-                fabric.seal(self._sends[transfer_id])
-            case CancelSend(transfer_id=transfer_id):
-                fabric.cancel(self._sends[transfer_id])
+            case Seal():
+                fabric.seal(send)
+            case CancelSend():
+                fabric.cancel(send)
 
     def _page_batch(self, action: Arm) -> PageBatch:
         page_bytes = self._layout.page_bytes

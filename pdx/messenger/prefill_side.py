@@ -1,15 +1,17 @@
-"""A prefiller's transfers over one link, as a pure state machine: event in, actions out. No socket, clock or thread.
+"""A prefiller's transfers over one link, as a pure state machine: event in, actions out. No socket,
+clock or thread.
 
 Invariants, whatever order events come in:
 
-1. Each accepted transfer ends with exactly one of Posted, Failed, Drained, or the link's end. Cancel always gets its
+1. Each accepted transfer ends with exactly one of Posted, Failed, Drained, or the link's end.
+Cancel always gets its
    Drained: totals are kept until the slot is used again.
 2. Nothing is armed for a transfer after it was cancelled, failed or lost.
 3. Source pages are held from the first armed chunk until the fabric says that the transfer is done.
 
     Prefill -> QUEUED --first chunk--> OPEN --last chunk--> SEALED --done--> (Posted) DONE
-                 |                       +------ Cancel ------+--> CANCELLED --done--> (Drained) DONE
-                 +--Cancel--> (Drained 0) DONE
+                 |                       +------ Cancel ------+--> CANCELLED --done--> (Drained)
+                 DONE +--Cancel--> (Drained 0) DONE
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class HoldSource:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSource:
-    """No write of ours reads the pages any more; ``unproved``: except those that never completed."""
+    """No write of ours reads the pages any more; ``unproved``: but for failed ones."""
 
     transfer_id: int
     unproved: bool
@@ -190,7 +192,9 @@ class PrefillSide:
         src_page_indices: tuple[int, ...],
         now_ns: int,
     ) -> list[PrefillAction]:
-        """The next pass computes the request's positions below ``end``; called before the pass is sent."""
+        """The next pass computes the request's positions below ``end``; called before the pass is
+        sent.
+        """
         transfer = self._transfers[transfer_id]
         actions: list[PrefillAction] = []
         if transfer.state is _State.QUEUED:
@@ -214,9 +218,13 @@ class PrefillSide:
     def on_send_done(
         self, transfer_id: int, *, posted: int, failed: int, last_progress_ns: int
     ) -> list[PrefillAction]:
-        """The fabric is done with a transfer: sealed and complete, cancelled and drained, failed, or fenced."""
+        """The fabric is done with a transfer: sealed and complete, cancelled and drained, failed,
+        or fenced.
+        """
         transfer = self._transfers[transfer_id]
         state, transfer.state = transfer.state, _State.DONE
+        if self._by_slot[transfer.prefill.slot] != transfer_id:
+            self._forget(transfer_id)
         transfer.posted, transfer.failed = posted, failed
         released = ReleaseSource(transfer_id, unproved=failed > 0)
         if self._ended:
@@ -246,9 +254,8 @@ class PrefillSide:
         if message.transfer_id in self._transfers:
             raise ProtocolError(f"transfer {message.transfer_id} is asked for twice")
         before = self._by_slot.get(message.slot)
-        if before is not None:
-            if self._transfers[before].state is not _State.DONE:
-                raise ProtocolError(f"slot {message.slot} is in use by transfer {before}")
+        # The decoder may have counted everything before we learn that our last write is complete.
+        if before is not None and self._transfers[before].state is _State.DONE:
             self._forget(before)
         plan = TransferPlan(
             num_tokens=len(message.token_ids),
@@ -289,13 +296,12 @@ class PrefillSide:
 
     def _forget(self, transfer_id: int) -> None:
         transfer = self._transfers.pop(transfer_id)
-        del self._by_slot[transfer.prefill.slot]
+        if self._by_slot.get(transfer.prefill.slot) == transfer_id:
+            del self._by_slot[transfer.prefill.slot]
 
 
 def _drained(transfer_id: int, transfer: _Transfer) -> Send:
-    return Send(
-        Drained(transfer_id=transfer_id, atoms=transfer.posted, failed=transfer.failed)
-    )
+    return Send(Drained(transfer_id=transfer_id, atoms=transfer.posted, failed=transfer.failed))
 
 
 def _posted(transfer_id: int, transfer: _Transfer, last_progress_ns: int) -> Send:

@@ -1,8 +1,9 @@
-"""Slots of the imm space: which (slot, generation) pair names which transfer. Owned by the decoder's event loop.
+"""Slots of the imm space: which (slot, generation) pair names which transfer. Owned by the
+decoder's event loop.
 
-An imm has 12 bits of slot and 12 of generation. Slots are given out first in, first out with a part always kept free,
-so that a pair comes back only after ``num_free_kept * 2^12`` transfers at the earliest: long after the link of a late
-write with the same pair would have been fenced.
+An imm has 12 bits of slot and 12 of generation. Slots are given out first in, first out with a part
+always kept free, so that a pair comes back only after ``num_free_kept * 2^12`` transfers at the
+earliest: long after the link of a late write with the same pair would have been fenced.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _NUM_FREE_KEPT = 256
 
 
 class SlotTable:
-    """Hands out pairs. Sizes are parameters so that a simulation can make wrap-around happen soon."""
+    """Hands out pairs. A simulation gives smaller sizes, so that wrap-around happens."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What happened to one request, when. Times are seconds since its arrival at the decoder's primary."""
+"""What happened to one request, in seconds since its arrival at the decoder's primary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ __all__ = ["RequestTimeline"]
 
 
 class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Filled in by the engine that ran the request; None where a step did not happen or its clock is another host's."""
+    """Filled in by the engine that ran the request; None where a step did not happen or its clock
+    is another host's.
+    """
 
     prompt_len: int
     output_len: int
@@ -18,7 +20,8 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     provider: str | None = None
     #: KV bytes that arrived by remote writes.
     transfer_bytes: int = 0
-    #: Share of these bytes counted by the receiver before the last layer of the last chunk was done, 0 to 1.
+    #: Share of these bytes counted by the receiver before the last layer of the last chunk was
+    #: done, 0 to 1.
     hidden_share: float | None = None
     #: The prefill request left for the prefiller.
     dispatched_s: float | None = None

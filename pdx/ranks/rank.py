@@ -1,7 +1,8 @@
 """One rank process, seen from the primary: start it, load the model, run passes, stop it.
 
-Runs on the primary's event loop. The process is `python -m pdx.runner`; it is never imported here, so that no torch
-enters the primary. A rank that dies or hangs stops the node: :attr:`RankProcess.failure` is awaited by the engine.
+Runs on the primary's event loop. The process is `python -m pdx.runner`; it is never imported here,
+so that no torch enters the primary. A rank that dies or hangs stops the node:
+:attr:`RankProcess.failure` is awaited by the engine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class RankProcess:
 
     def __init__(self) -> None:
         self.memory: RankMemory | None = None
-        #: The last pass that was sent and not yet answered began at this time; None: the rank is idle.
+        #: The last pass that was sent and not yet answered began at this time; None: the rank is
+        #: idle.
         self.busy_since: float | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._sock: socket.socket | None = None
@@ -100,7 +102,7 @@ class RankProcess:
         return await self._obituary()
 
     async def stop(self) -> None:
-        """Close the channel, which ends the rank; kill it if it does not. Keeps the memory mapped."""
+        """Close the channel, which ends the rank; kill it if not. Keeps the memory mapped."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -199,5 +201,6 @@ class RankProcess:
         else:
             how = f"exited with code {code}"
         tail = "\n".join(self._stderr_lines)
-        return WorkerError(f"the rank (pid {self._process.pid}) {how}" + (f"\n{tail}" if tail else ""))
-
+        return WorkerError(
+            f"the rank (pid {self._process.pid}) {how}" + (f"\n{tail}" if tail else "")
+        )

@@ -1,7 +1,8 @@
 """What the primary sends to a rank for one forward pass, and what comes back.
 
-Batches are deltas: a rank keeps each request's tokens and page table, appends what it samples itself, and drops a
-request when told to. So a batch may be sent while the pass before it still runs.
+Batches are deltas: a rank keeps each request's tokens and page table, appends what it samples
+itself, and drops a request when told to. So a batch may be sent while the pass before it still
+runs.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ class RequestStart(msgspec.Struct, frozen=True, kw_only=True):
     request_id: int
     #: The whole known sequence: the prompt, and after a preemption also the output so far.
     token_ids: list[int]
-    #: How many of ``token_ids`` have their KV in the pages already (0 where this node prefills from the start,
-    #: ``len(token_ids) - 1`` where a prefiller wrote them).
+    #: How many of ``token_ids`` have their KV in the pages already (0 where this node prefills from
+    #: the start, ``len(token_ids) - 1`` where a prefiller wrote them).
     num_computed: int
-    #: Index of the first output token that this rank would sample (> 0 after a preemption), for Philox(seed, i).
+    #: Index of the first output token that this rank would sample (> 0 after a preemption), for
+    #: Philox(seed, i).
     first_output_idx: int
     #: None where the request is only prefilled here.
     sampling: SamplingParams | None
@@ -34,16 +36,20 @@ class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: int
     num_tokens: int
-    #: Pages (indices into the rank's KV memory) appended to the request's page table before the pass.
+    #: Pages (indices into the rank's KV memory) appended to the request's page table before the
+    #: pass.
     new_page_indices: list[int]
     #: Sample one token from the last position's logits and append it to the sequence.
     sample: bool
-    #: Zero the unused tokens of the last page (all layers) before the pass, because the page will be sent whole.
+    #: Zero the unused tokens of the last page (all layers) before the pass, because the page will
+    #: be sent whole.
     zero_last_page: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
-    """One forward pass. Steps with one token come first, then longer ones, in the scheduler's order."""
+    """One forward pass. Steps with one token come first, then longer ones, in the scheduler's
+    order.
+    """
 
     #: Rises by one with each batch, from 1. Progress words are absolute: see ``pdx.kv.progress``.
     pass_idx: int

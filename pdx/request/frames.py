@@ -1,7 +1,8 @@
-"""Length-prefixed msgpack frames: the one framing of every stream socket (control links, ranks, frontend).
+"""Length-prefixed msgpack frames: the one framing of every stream socket (control links, ranks,
+frontend).
 
-A frame is a little-endian uint32 length and that many bytes of msgpack. Lengths above the reader's limit end the
-connection before anything is allocated.
+A frame is a little-endian uint32 length and that many bytes of msgpack. Lengths above the reader's
+limit end the connection before anything is allocated.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _decode(body: bytes, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ProtocolError(f"a frame of {len(body)} bytes is no message of ours: {error}") from error
+        raise ProtocolError(
+            f"a frame of {len(body)} bytes is no message of ours: {error}"
+        ) from error
 
 
 def _recv_exactly(sock: socket.socket, num_bytes: int) -> bytes:

@@ -1,9 +1,10 @@
-"""Messages between the primary and a rank besides batches: configuration, loading, readiness, failure.
+"""Messages between the primary and a rank besides batches: configuration, loading, readiness,
+failure.
 
-One UNIX stream socketpair per rank. The primary sends :class:`RankConfig` first; the rank answers any number of
-:class:`RankLoading`, then one :class:`RankReady` whose frame is followed by one byte that carries three descriptors
-(SCM_RIGHTS): the KV memory, the progress memory, the progress eventfd. From then on batches go down and outputs come
-up. The rank ends when the socket closes.
+One UNIX stream socketpair per rank. The primary sends :class:`RankConfig` first; the rank answers
+any number of :class:`RankLoading`, then one :class:`RankReady` whose frame is followed by one byte
+that carries three descriptors (SCM_RIGHTS): the KV memory, the progress memory, the progress
+eventfd. From then on batches go down and outputs come up. The rank ends when the socket closes.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The rank cannot go on; it exits after this. ``kind`` is the error class's name in pdx.errors."""
+    """The rank cannot go on and exits. ``kind`` is the error class's name in pdx.errors."""
 
     kind: str
     message: str

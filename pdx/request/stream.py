@@ -1,8 +1,10 @@
-"""Messages between the frontend (HTTP, text) and the primary (scheduler, messenger): one stream per choice.
+"""Messages between the frontend (HTTP, text) and the primary (scheduler, messenger): one stream per
+choice.
 
-One UNIX stream socketpair. The primary sends :class:`FrontendConfig`; the frontend binds its HTTP port and answers
-:class:`FrontendReady` or :class:`FrontendFailed`. Then submits and aborts go down; one :class:`StepFrame` per pass,
-failures and status changes come up. The frontend ends when the socket closes.
+One UNIX stream socketpair. The primary sends :class:`FrontendConfig`; the frontend binds its HTTP
+port and answers :class:`FrontendReady` or :class:`FrontendFailed`. Then submits and aborts go down;
+one :class:`StepFrame` per pass, failures and status changes come up. The frontend ends when the
+socket closes.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from pdx.request.request import FinishReason, SamplingParams
 
 __all__ = [
     "Abort",
+    "FromFrontend",
     "FrontendConfig",
     "FrontendFailed",
     "FrontendReady",
-    "FromFrontend",
     "NodeStatus",
     "StepFrame",
     "StreamFailed",
@@ -97,7 +99,9 @@ class StreamFailed(msgspec.Struct, frozen=True, kw_only=True, tag="stream_failed
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
-    """State of the node, for /health; sent when it changes. ``counts`` are page states and queue lengths."""
+    """State of the node, for /health; sent when it changes. ``counts`` are page states and queue
+    lengths.
+    """
 
     healthy: bool
     detail: str

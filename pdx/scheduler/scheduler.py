@@ -1,14 +1,17 @@
-"""Decides what runs in the next forward pass: continuous batching with chunked prefill, on any role.
+"""Decides what runs in the next forward pass: continuous batching with chunked prefill, on any
+role.
 
-Owned by the primary's event loop. Touches no tensor, knows no socket and no clock. The life of a sequence:
+Owned by the primary's event loop. Touches no tensor, knows no socket and no clock. The life of a
+sequence:
 
     submit -> WAITING --admit (pages leased)--> ADMITTED --start--> RUNNING --finish/abort--> gone
                  ^                                                     |
                  +---------------------- preempted --------------------+
 
-A colocated engine and a prefiller start what they admit at once; a decoder starts it when the KV cache has arrived.
-Admission is first come, first served, so that nobody starves; a sequence that runs out of pages preempts the youngest,
-which later resumes with prompt and output as its new prompt.
+A colocated engine and a prefiller start what they admit at once; a decoder starts it when the KV
+cache has arrived. Admission is first come, first served, so that nobody starves; a sequence that
+runs out of pages preempts the youngest, which later resumes with prompt and output as its new
+prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunk:
-    """Positions ``start <= i < end`` of a request that a pass computes; ``last`` ends its prefill."""
+    """Positions ``start <= i < end`` that a pass computes; ``last`` ends the prefill."""
 
     request_id: int
     start: int
@@ -73,7 +76,9 @@ class Scheduler:
 
     # ---- requests come and go -------------------------------------------------------------
 
-    def submit(self, request_id: int, token_ids: list[int], sampling: SamplingParams | None) -> None:
+    def submit(
+        self, request_id: int, token_ids: list[int], sampling: SamplingParams | None
+    ) -> None:
         """Queue a request.
 
         Raises:
@@ -106,7 +111,9 @@ class Scheduler:
         return admitted
 
     def start(self, request_id: int, *, num_computed: int = 0) -> None:
-        """Let an admitted request take part in passes; ``num_computed`` of its tokens are in its pages already."""
+        """Let an admitted request take part in passes; ``num_computed`` of its tokens are in its
+        pages already.
+        """
         sequence = self._active[request_id]
         assert sequence.state is SequenceState.ADMITTED
         sequence.state = SequenceState.RUNNING
@@ -141,7 +148,9 @@ class Scheduler:
     # ---- passes ---------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledPass | None:
-        """The next pass; None when nothing can run. Decode steps come first, then prefill chunks in order."""
+        """The next pass; None when nothing can run. Decode steps come first, then prefill chunks in
+        order.
+        """
         assert not self._in_pass, "the pass before has not been processed"
         decodes = self._schedule_decodes()
         prefills = self._schedule_prefills()
@@ -156,7 +165,9 @@ class Scheduler:
         return ScheduledPass(batch=batch, chunks=[self._chunk(s) for s, _ in prefills])
 
     def postprocess(self, output: StepOutput) -> list[SequenceUpdate]:
-        """Take in a pass's result; returns what changed, in the batch's order, without ended requests."""
+        """Take in a pass's result; returns what changed, in the batch's order, without ended
+        requests.
+        """
         assert output.pass_idx == self._last_pass_idx
         sampled = {token.request_id: token.token_id for token in output.tokens}
         updates = []
@@ -218,7 +229,9 @@ class Scheduler:
         return sequence.state is SequenceState.RUNNING
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Make sure there is a page for the next position; False if the sequence itself was preempted."""
+        """Make sure there is a page for the next position; False if the sequence itself was
+        preempted.
+        """
         assert sequence.lease_id is not None
         while True:
             have = len(self.pool.page_indices(sequence.lease_id))

@@ -1,4 +1,6 @@
-"""One request as the scheduler sees it: tokens, how far they are computed, pages, and what comes next."""
+"""One request as the scheduler sees it: tokens, how far they are computed, pages, and what comes
+next.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Sequence:
 
     @property
     def prefill_len(self) -> int:
-        """Tokens that are prefilled in chunks. The last one of a request that samples is left to a decode step."""
+        """Tokens that are prefilled in chunks. The last one of a request that samples is left to a
+        decode step.
+        """
         return len(self.token_ids) - (self.sampling is not None)
 
     @property

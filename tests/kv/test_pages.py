@@ -64,11 +64,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.end_if_over(lease_id)
 
     @rule(lease_id=live)
-    def lose_a_reader(self, lease_id: int) -> None:
+    def fail_a_send(self, lease_id: int) -> None:
         if Use.SEND in self.uses.get(lease_id, []):
-            self.pool.exchange(lease_id, Use.SEND, Use.LOST_READER)
+            self.pool.exchange(lease_id, Use.SEND, Use.UNPROVED_SEND)
             self.uses[lease_id].remove(Use.SEND)
-            self.uses[lease_id].append(Use.LOST_READER)
+            self.uses[lease_id].append(Use.UNPROVED_SEND)
 
     @rule(lease_id=live)
     def retire(self, lease_id: int) -> None:
@@ -133,9 +133,9 @@ def test_a_page_under_send_stays_filled_after_its_owner_is_done() -> None:
     pool.hold(lease_id, Use.SEND)
     pool.retire(lease_id)
     assert pool.counts().filled == 2
-    pool.exchange(lease_id, Use.SEND, Use.LOST_READER)
+    pool.exchange(lease_id, Use.SEND, Use.UNPROVED_SEND)
     assert pool.counts().quarantined == 2
-    pool.drop(lease_id, Use.LOST_READER)
+    pool.drop(lease_id, Use.UNPROVED_SEND)
     assert pool.counts().at_rest
 
 

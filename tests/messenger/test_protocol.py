@@ -1,7 +1,9 @@
-"""Both state machines together over a fabric that reorders, delays, overtakes and loses: no page is settled too early.
+"""Both state machines together over a fabric that reorders, delays, overtakes and loses: no page is
+settled too early.
 
-The fabric here is the worst one that the measured providers allow: a write is complete at its sender as soon as it is
-posted, lands at any later time, in any order, or (after a TCP reset) never; only a fence stops what has been posted.
+The fabric here is the worst one that the measured providers allow: a write is complete at its
+sender as soon as it is posted, lands at any later time, in any order, or (after a TCP reset) never;
+only a fence stops what has been posted.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from pdx.errors import ProtocolError
+from pdx.errors import CapacityError, ProtocolError
 from pdx.kv.pages import Proof
 from pdx.messenger.decode_side import (
     DecodeAction,
@@ -30,7 +32,7 @@ from pdx.messenger.decode_side import (
     Settled,
     TransferTimeouts,
 )
-from pdx.messenger.messages import Cancel, ControlMessage, Drained, Posted, Prefill, Reject, Welcome
+from pdx.messenger.messages import Cancel, ControlMessage, Drained, Posted, Prefill, Refuse, Reject
 from pdx.messenger.plan import expected_atoms
 from pdx.messenger.prefill_side import (
     Accept,
@@ -187,8 +189,8 @@ class World:
                     self.to_decode.append(message)
                 case Accept(transfer_id=transfer_id, token_ids=token_ids):
                     if self.rng.random() < 0.1:
-                        error = ProtocolError("refused")
-                        self.on_prefill(self.prefill.refuse(transfer_id, error))  # type: ignore[arg-type]
+                        error = CapacityError("refused")
+                        self.on_prefill(self.prefill.refuse(transfer_id, error))
                     else:
                         self.jobs[transfer_id] = Job(len(token_ids))
                 case Dropped(transfer_id=transfer_id):
@@ -254,7 +256,9 @@ class World:
         over = [
             t
             for t, job in self.jobs.items()
-            if job.send_open and not job.to_post and (job.sealed or job.cancelled or self.prefill_ended)
+            if job.send_open
+            and not job.to_post
+            and (job.sealed or job.cancelled or self.prefill_ended)
         ]
         if over:
             transfer_id = self.rng.choice(over)
@@ -300,8 +304,16 @@ class World:
 
     def turn(self) -> None:
         choices = [
-            self.run_chunk, self.post, self.post, self.finish_send, self.land, self.land,
-            self.deliver_to_prefill, self.deliver_to_decode, self.fence, self.end_prefill,
+            self.run_chunk,
+            self.post,
+            self.post,
+            self.finish_send,
+            self.land,
+            self.land,
+            self.deliver_to_prefill,
+            self.deliver_to_decode,
+            self.fence,
+            self.end_prefill,
         ]
         self.rng.choice(choices)()
 
@@ -342,8 +354,13 @@ def _started(slots: SlotTable) -> tuple[DecodeSide, Prefill]:
     pair = slots.take()
     assert pair is not None
     message = Prefill(
-        transfer_id=1, token_ids=[1] * 8, first_position=0, page_indices=[0, 1],
-        slot=pair[0], generation=pair[1], atoms=6,
+        transfer_id=1,
+        token_ids=[1] * 8,
+        first_position=0,
+        page_indices=[0, 1],
+        slot=pair[0],
+        generation=pair[1],
+        atoms=6,
     )
     side = DecodeSide(slots, TransferTimeouts())
     assert side.start(message)[0] == Expect(pair[0], pair[1], 6), "arm before dispatch"
@@ -359,7 +376,7 @@ def test_drained_alone_settles_nothing() -> None:
 
 
 def test_posted_is_no_sign_of_readiness() -> None:
-    side, message = _started(SlotTable())
+    side, _ = _started(SlotTable())
     actions = side.on_message(
         Posted(transfer_id=1, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0
     )
@@ -382,7 +399,8 @@ def test_reject_gives_everything_back_with_the_peers_reason() -> None:
     slots = SlotTable()
     side, _ = _started(slots)
     actions = side.on_message(
-        Reject(transfer_id=1, http_status=400, kind="invalid_request_error", message="too long"), 0.0
+        Reject(transfer_id=1, http_status=400, kind="invalid_request_error", message="too long"),
+        0.0,
     )
     assert Settled(1, Proof.NOT_STARTED) in actions and slots.num_taken == 0
     lost = actions[-1]
@@ -393,8 +411,13 @@ def test_reject_gives_everything_back_with_the_peers_reason() -> None:
 def test_cancel_of_a_finished_transfer_still_gets_its_totals() -> None:
     side = PrefillSide(page_size=PAGE, num_layers=LAYERS, num_dst_pages=DST_PAGES)
     message = Prefill(
-        transfer_id=7, token_ids=[1] * 4, first_position=0, page_indices=[3], slot=1,
-        generation=0, atoms=3,
+        transfer_id=7,
+        token_ids=[1] * 4,
+        first_position=0,
+        page_indices=[3],
+        slot=1,
+        generation=0,
+        atoms=3,
     )
     side.on_message(message)
     side.on_chunk(7, pass_idx=1, end=4, last=True, src_page_indices=(0,), now_ns=0)
@@ -405,11 +428,9 @@ def test_cancel_of_a_finished_transfer_still_gets_its_totals() -> None:
 
 
 def test_a_side_refuses_messages_that_it_cannot_get() -> None:
-    welcome = Welcome(
-        node="", manifest=None, host="", pid=1, provider="tcp", descriptor=b"", max_prompt_len=1  # type: ignore[arg-type]
-    )
+    refusal = Refuse(reason="no")
     with pytest.raises(ProtocolError):
-        DecodeSide(SlotTable(), TransferTimeouts()).on_message(welcome, 0.0)
+        DecodeSide(SlotTable(), TransferTimeouts()).on_message(refusal, 0.0)
     side = PrefillSide(page_size=PAGE, num_layers=LAYERS, num_dst_pages=DST_PAGES)
     with pytest.raises(ProtocolError):
-        side.on_message(welcome)
+        side.on_message(refusal)

@@ -1,4 +1,6 @@
-"""The scheduler against a rank that is a dictionary: what it sends is complete, in order, and within bounds."""
+"""The scheduler against a rank that is a dictionary: what it sends is complete, in order, and
+within bounds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pdx.errors import InvalidRequest
 from pdx.kv.pages import PagePool
 from pdx.request.batch import Batch, SampledToken, StepOutput
 from pdx.request.request import FinishReason, SamplingParams
-from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
+from pdx.scheduler.scheduler import ScheduledPass, Scheduler, SchedulerLimits
 from pdx.scheduler.sequence import SequenceUpdate
 
 EOS = 99
@@ -60,11 +62,17 @@ class DictRank:
 
 
 def make(
-    *, page_size: int = 4, num_pages: int = 16, chunk_len: int = 8, max_num_seqs: int = 8,
+    *,
+    page_size: int = 4,
+    num_pages: int = 16,
+    chunk_len: int = 8,
+    max_num_seqs: int = 8,
     reserve: int = 4,
 ) -> tuple[Scheduler, DictRank]:
     limits = SchedulerLimits(
-        page_size=page_size, chunk_len=chunk_len, max_num_seqs=max_num_seqs,
+        page_size=page_size,
+        chunk_len=chunk_len,
+        max_num_seqs=max_num_seqs,
         reserve_output_len=reserve,
     )
     return Scheduler(limits, PagePool(num_pages)), DictRank(page_size, num_pages)
@@ -108,7 +116,7 @@ def test_prompt_is_prefilled_in_chunks_and_its_last_token_by_a_decode_step(promp
     assert scheduler.pool.counts().at_rest
 
 
-def _next(scheduler: Scheduler):  # type: ignore[no-untyped-def]
+def _next(scheduler: Scheduler) -> ScheduledPass | None:
     for sequence in scheduler.admit():
         scheduler.start(sequence.request_id)
     return scheduler.schedule()
@@ -176,6 +184,7 @@ def test_abort_during_a_pass_keeps_the_pages_until_the_pass_ends() -> None:
     scheduler, rank = make()
     scheduler.submit(1, [1] * 6, sampling(4))
     scheduled = _next(scheduler)
+    assert scheduled is not None
     scheduler.abort(1)
     assert scheduler.pool.counts().quarantined > 0
     assert scheduler.postprocess(rank.run(scheduled.batch)) == []
@@ -203,7 +212,9 @@ def test_any_load_comes_to_rest_with_every_page_free(
     scheduler, rank = make(num_pages=num_pages, chunk_len=chunk_len, reserve=2)
     for request_id, (prompt_len, max_tokens, prefill_only) in enumerate(requests):
         scheduler.submit(
-            request_id, [request_id + 1] * prompt_len, None if prefill_only else sampling(max_tokens)
+            request_id,
+            [request_id + 1] * prompt_len,
+            None if prefill_only else sampling(max_tokens),
         )
     aborted = set()
     finished: dict[int, int] = {}
