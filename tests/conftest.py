@@ -43,7 +43,7 @@ def tiny_prompt_ids() -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def tiny_oracle(tiny_llama: Path):  # noqa: ANN201 (its module imports torch, which few sessions need)
+def tiny_oracle(tiny_llama: Path):  # noqa: ANN201 (its module imports torch)
     """transformers on the tiny Llama, float32."""
     from tests.oracle.transformers_oracle import Oracle
 

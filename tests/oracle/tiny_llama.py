@@ -1,4 +1,4 @@
-"""Writes a tiny seeded Llama checkpoint: a few hundred kB whose text varies, in both layouts of Hugging Face folders.
+"""Writes a tiny seeded Llama checkpoint whose text varies, in both layouts of Hugging Face folders.
 
 Weights come from numpy's PCG64, seeded by each tensor's name: no order of modules, version of torch
 or of its generator changes them. Sizes are chosen so that a mistake shows: embeddings small beside

@@ -1,4 +1,4 @@
-"""transformers in float32 with its plain attention: what our tokens and logits are compared with."""
+"""transformers in float32 with its plain attention: what our tokens and logits must equal."""
 
 from __future__ import annotations
 

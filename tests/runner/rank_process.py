@@ -1,4 +1,4 @@
-"""Starts a real rank process and speaks its protocol, as a primary would. Blocking; for tests and benches."""
+"""Starts a real rank process and speaks its protocol, as a primary would. Blocking."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class RankProcess:
         pages: list[int],
         sampling: SamplingParams = GREEDY,
     ) -> list[SampledToken]:
-        """Prefill in chunks (the last prompt token in a step of its own), decode, forget the request.
+        """Prefill in chunks (the last prompt token in a step of its own), decode, forget it.
 
         Args:
             pages: page indices to use, in this order; taken as they are needed.
@@ -186,7 +186,7 @@ class PageFeed:
     def step(
         self, request_id: int, begin: int, end: int, *, sample: bool, zero_last_page: bool = False
     ) -> RequestStep:
-        """The step that runs positions ``begin .. end`` with the pages that it needs beyond those given."""
+        """The step that runs positions ``begin .. end``, with the pages it still needs."""
         needed = max(-(-end // self._page_size), self._given)
         new = self._pages[self._given : needed]
         assert len(new) == needed - self._given, "the test gave too few pages"

@@ -1,0 +1,87 @@
+"""RMSNorm, rope and SiLU-mul against formulas written out in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pdx.kernels.reference.rms_norm import rms_norm
+from pdx.kernels.reference.rope import rope
+from pdx.kernels.reference.silu_mul import silu_mul
+
+# A few roundings of the dtype's epsilon on values of size 1 to 8.
+TOLERANCE = {
+    torch.float64: 1e-13,
+    torch.float32: 2e-6,
+    torch.bfloat16: 6e-2,
+    torch.float16: 8e-3,
+}
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
+rows = pytest.mark.parametrize("num_rows", [0, 1, 7])
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    assert actual.dtype == dtype
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(
+        actual.to(torch.float64), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+    )
+
+
+@dtypes
+@rows
+@pytest.mark.parametrize("size", [1, 5, 128])
+def test_rms_norm(dtype: torch.dtype, num_rows: int, size: int) -> None:
+    x, weight = torch.randn(num_rows, size, dtype=dtype), torch.randn(size, dtype=dtype)
+    wide = x.to(torch.float64)
+    expected = wide / torch.sqrt((wide**2).mean(-1, keepdim=True) + 1e-5) * weight.to(torch.float64)
+    close(rms_norm(x, weight, 1e-5), expected, dtype)
+
+
+def test_rms_norm_of_zeros_is_kept_finite_by_eps() -> None:
+    zeros = torch.zeros(2, 8)
+    assert torch.equal(rms_norm(zeros, torch.ones(8), 1e-6), zeros)
+
+
+def test_rms_norm_adds_up_in_float32() -> None:
+    # 300^2 overflows float16.
+    x = torch.full((1, 8), 300.0, dtype=torch.float16)
+    assert torch.allclose(
+        rms_norm(x, torch.ones(8, dtype=torch.float16), 1e-6).float(), torch.ones(8)
+    )
+
+
+@dtypes
+@rows
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 2), (3, 8)])
+def test_rope_turns_each_pair_of_halves(
+    dtype: torch.dtype, num_rows: int, num_heads: int, head_dim: int
+) -> None:
+    x = torch.randn(num_rows, num_heads, head_dim, dtype=dtype)
+    half = head_dim // 2
+    angles = torch.randn(num_rows, half, dtype=torch.float64)
+    expected = x.to(torch.float64, copy=True)
+    for row in range(num_rows):
+        for i in range(half):
+            c, s = math.cos(angles[row, i]), math.sin(angles[row, i])
+            a, b = expected[row, :, i].clone(), expected[row, :, i + half].clone()
+            expected[row, :, i], expected[row, :, i + half] = a * c - b * s, a * s + b * c
+    angles_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    cos, sin = angles.cos().to(angles_dtype), angles.sin().to(angles_dtype)
+    close(rope(x, cos, sin), expected, dtype)
+
+
+@dtypes
+@rows
+def test_silu_mul(dtype: torch.dtype, num_rows: int) -> None:
+    gate, up = torch.randn(2, num_rows, 33, dtype=dtype)
+    wide = gate.to(torch.float64)
+    expected = wide / (1 + torch.exp(-wide)) * up.to(torch.float64)
+    close(silu_mul(gate, up), expected, dtype)
+
+
+def test_silu_mul_of_extreme_gates_is_finite() -> None:
+    gate = torch.tensor([-200.0, 200.0])
+    assert torch.equal(silu_mul(gate, torch.ones(2)), torch.tensor([0.0, 200.0]))
