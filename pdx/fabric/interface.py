@@ -298,6 +298,13 @@ class Fabric(Protocol):
         also at once.
         """
 
+    def count(self, slot: int, generation: int) -> int:
+        """How many atoms of an armed pair have come so far.
+
+        Raises:
+            FabricError: the pair is not armed.
+        """
+
     def release(self, slot: int, generation: int) -> int:
         """Stop counting; later atoms are stale. Returns the count so far."""
 

@@ -290,6 +290,11 @@ class NativeFabric:
             self._core.pdx_fabric_retarget(self._open, slot, generation, _unsigned("atoms", atoms))
         )
 
+    def count(self, slot: int, generation: int) -> int:
+        """See :meth:`Fabric.count`."""
+        _check_slot(slot, generation)
+        return check(self._core.pdx_fabric_count(self._open, slot, generation))
+
     def release(self, slot: int, generation: int) -> int:
         """See :meth:`Fabric.release`."""
         _check_slot(slot, generation)

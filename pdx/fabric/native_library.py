@@ -141,6 +141,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cancel": (_FABRIC, c_int64),
     "expect": (_FABRIC, c_int64, c_uint32, c_uint32, c_uint64),
     "retarget": (_FABRIC, c_uint32, c_uint32, c_uint64),
+    "count": (_FABRIC, c_uint32, c_uint32),
     "release": (_FABRIC, c_uint32, c_uint32),
     "add_wakeup": (_FABRIC, c_int32),
     "remove_wakeup": (_FABRIC, c_int32),

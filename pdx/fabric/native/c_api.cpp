@@ -213,6 +213,10 @@ int64_t pdx_fabric_retarget(pdx_fabric* fabric, uint32_t slot, uint32_t generati
     return done([&] { fabric->fabric.retarget(slot, generation, atoms); });
 }
 
+int64_t pdx_fabric_count(pdx_fabric* fabric, uint32_t slot, uint32_t generation) {
+    return guarded([&] { return static_cast<int64_t>(fabric->fabric.count(slot, generation)); });
+}
+
 int64_t pdx_fabric_release(pdx_fabric* fabric, uint32_t slot, uint32_t generation) {
     return guarded([&] { return static_cast<int64_t>(fabric->fabric.release(slot, generation)); });
 }

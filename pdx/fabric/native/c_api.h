@@ -91,6 +91,7 @@ PDX_API int64_t pdx_fabric_cancel(pdx_fabric* fabric, int64_t transfer);
 
 PDX_API int64_t pdx_fabric_expect(pdx_fabric* fabric, int64_t link, uint32_t slot, uint32_t generation, uint64_t atoms);
 PDX_API int64_t pdx_fabric_retarget(pdx_fabric* fabric, uint32_t slot, uint32_t generation, uint64_t atoms);
+PDX_API int64_t pdx_fabric_count(pdx_fabric* fabric, uint32_t slot, uint32_t generation);
 PDX_API int64_t pdx_fabric_release(pdx_fabric* fabric, uint32_t slot, uint32_t generation);
 
 PDX_API int64_t pdx_fabric_add_wakeup(pdx_fabric* fabric, int32_t fd);

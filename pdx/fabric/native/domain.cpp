@@ -102,7 +102,8 @@ void Domain::open(const std::string& host, bool ipv6) {
     fi_cq_attr attr{};
     attr.size = cq_entries_;
     attr.format = FI_CQ_FORMAT_DATA;
-    attr.wait_obj = provider_ == Provider::kTcp ? FI_WAIT_FD : FI_WAIT_NONE;
+    // shm has no descriptor, and that of 1.17's "net" is always readable once a link is up: both are polled.
+    attr.wait_obj = provider_name_ == "tcp" ? FI_WAIT_FD : FI_WAIT_NONE;
     check(fi_cq_open(domain_, &attr, &cq_, nullptr), "fi_cq_open");
     if (attr.wait_obj == FI_WAIT_FD) check(fi_control(&cq_->fid, FI_GETWAIT, &cq_fd_), "fi_control(FI_GETWAIT)");
 }

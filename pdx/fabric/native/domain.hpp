@@ -47,7 +47,7 @@ class Domain {
 
     Provider provider() const { return provider_; }
     fid_cq* cq() const { return cq_; }
-    int cq_fd() const { return cq_fd_; }  // -1: there is none (shm)
+    int cq_fd() const { return cq_fd_; }  // -1: there is none, and the queue is polled
     size_t iov_limit() const { return iov_limit_; }
     size_t tx_entries() const { return tx_entries_; }
     size_t max_write_bytes() const { return max_write_bytes_; }

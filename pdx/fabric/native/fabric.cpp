@@ -86,6 +86,8 @@ void Fabric::connect(LinkId id, const std::vector<char>& name, PeerAddress peer)
     LinkEntry& entry = find_link(id);
     if (entry.connected) throw Error(EISCONN, "link " + std::to_string(id) + " is connected already");
     if (domain_.provider() == Provider::kShm) {
+        // Within one process the provider shares the region by pointer, and frees it under the peer's feet.
+        if (peer.pid == getpid()) throw Error(EINVAL, "shm joins two processes, and this peer is in our own");
         peer.pidfd = open_pidfd(peer.pid);
         if (peer.pidfd < 0 && errno == ESRCH) throw Error(ESRCH, "the peer's process is gone");
         peer.region_path = shm_region_path(name);
@@ -176,6 +178,11 @@ void Fabric::expect(LinkId link, uint32_t slot, uint32_t generation, uint64_t at
 void Fabric::retarget(uint32_t slot, uint32_t generation, uint64_t atoms) {
     check_slot(slot, generation);
     slots_.retarget(slot, generation, atoms);
+}
+
+uint64_t Fabric::count(uint32_t slot, uint32_t generation) {
+    check_slot(slot, generation);
+    return slots_.count(slot, generation);
 }
 
 uint64_t Fabric::release(uint32_t slot, uint32_t generation) {

@@ -40,6 +40,7 @@ class Fabric {
 
     void expect(LinkId link, uint32_t slot, uint32_t generation, uint64_t atoms);
     void retarget(uint32_t slot, uint32_t generation, uint64_t atoms);
+    uint64_t count(uint32_t slot, uint32_t generation);
     uint64_t release(uint32_t slot, uint32_t generation);
 
     std::vector<Event> take_events(size_t max);

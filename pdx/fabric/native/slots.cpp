@@ -50,6 +50,11 @@ void SlotTable::retarget(uint32_t index, uint32_t generation, uint64_t atoms) {
     if (slot.state == State::kArmed) settle(slot, index);
 }
 
+uint64_t SlotTable::count(uint32_t index, uint32_t generation) {
+    std::lock_guard lock(mutex_);
+    return armed(index, generation).count;
+}
+
 uint64_t SlotTable::release(uint32_t index, uint32_t generation) {
     std::lock_guard lock(mutex_);
     Slot& slot = armed(index, generation);

@@ -31,6 +31,7 @@ class SlotTable {
 
     void expect(LinkId link, uint32_t slot, uint32_t generation, uint64_t atoms);
     void retarget(uint32_t slot, uint32_t generation, uint64_t atoms);
+    uint64_t count(uint32_t slot, uint32_t generation);
     uint64_t release(uint32_t slot, uint32_t generation);
     // The link ends: its slots count no more. They still answer release().
     void disarm_link(LinkId link);

@@ -18,12 +18,12 @@ namespace {
 constexpr uint64_t kGatherBytes = 256 << 10;
 constexpr uint64_t kMergeBytes = 4 << 20;
 constexpr size_t kMaxPieces = 8;
-// Longest sleeps: with an armed batch whose writer wakes nobody; with work that libfabric or the peer's credit refuses
-// for now; on a queue without a descriptor, in use and idle.
-constexpr int64_t kArmedNapNs = 50'000;
-constexpr int64_t kBlockedNapNs = 1'000'000;
+// Sleeps while something is expected that wakes nobody (a word whose writer has no eventfd, a queue without a
+// descriptor): each twice the one before.
 constexpr int64_t kFirstNapNs = 20'000, kLastNapNs = 200'000;
-constexpr int64_t kIdleShmNapNs = 20'000'000;
+// With work that libfabric or the peer's credit refuses for now; and on an idle queue without a descriptor.
+constexpr int64_t kBlockedNapNs = 1'000'000;
+constexpr int64_t kIdlePollNs = 20'000'000;
 
 void relax() {
 #if defined(__x86_64__)
@@ -245,18 +245,16 @@ void Worker::idle(int64_t now) {
     if (busy && now - last_active_ns_ < options_.spin_ns) return relax();
     int64_t timeout = next_deadline() - now;
     if (!posting_.empty() || num_connecting_) timeout = std::min(timeout, kBlockedNapNs);
-    if (!armed_.empty() && !sleeper_.has_wakeups()) timeout = std::min(timeout, kArmedNapNs);
-    if (domain_.cq_fd() < 0 && busy) {
+    const bool polled = domain_.cq_fd() < 0;
+    if ((polled && busy) || (!armed_.empty() && !sleeper_.has_wakeups())) {
         timeout = std::min(timeout, nap_ns_);
         nap_ns_ = std::min(2 * nap_ns_, kLastNapNs);
-    } else if (domain_.cq_fd() < 0 && !links_.empty()) {
-        timeout = std::min(timeout, kIdleShmNapNs);
     }
-    if (!held_.empty()) timeout = std::min(timeout, kIdleShmNapNs);
+    if ((polled && !links_.empty()) || !held_.empty()) timeout = std::min(timeout, kIdlePollNs);
     if (timeout <= 0) return;
     sleeper_.announce();
     if (has_commands_.load(std::memory_order_seq_cst) || stop_.load(std::memory_order_seq_cst) ||
-        (domain_.cq_fd() >= 0 && !domain_.may_wait())) {
+        (!polled && !domain_.may_wait())) {
         return sleeper_.call_off();
     }
     statistics_.sleeps.fetch_add(1, std::memory_order_relaxed);
