@@ -7,6 +7,7 @@ that changes nothing. So a client never gets an answer to another question than 
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pdx.errors import InvalidRequest
 
 __all__ = ["ChatBody", "CompletionBody", "GenerateBody", "parse_body"]
+
+_SHOWN_CHARS = 80
 
 #: Accepted with any value: they are labels, or advice that an engine is free to ignore.
 _IGNORED = frozenset(
@@ -155,8 +158,14 @@ def _check_extra(name: str, value: object, neutral: dict[str, tuple[object, ...]
     # questions.
     same = (value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral[name])
     if value is not None and not any(same):
-        allowed = " or ".join(["null", *(repr(n) for n in neutral[name])])
+        allowed = " or ".join(map(_shown, (None, *neutral[name])))
         raise InvalidRequest(
-            f"{name}={repr(value)[:80]} is not served; the field may be left out or be {allowed}",
+            f"{name} {_shown(value)} is not served; leave the field out, or send {allowed}",
             param=name,
         )
+
+
+def _shown(value: object) -> str:
+    """As the client wrote it, cut to a readable length."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

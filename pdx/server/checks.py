@@ -26,6 +26,8 @@ _COMPLETION_MAX_TOKENS = 16
 _MAX_TEMPERATURE = 2.0
 #: Longer texts are tokenised in a thread: on the event loop they would hold up all streams.
 _INLINE_CHARS = 4096
+#: Texts longer than this times the context are first judged by their beginning.
+_HEAD_CHARS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +86,12 @@ class RequestChecker:
                 "streams that this server runs at once",
                 param="prompt",
             )
-        for token_ids in id_lists:
-            self._check_ids(token_ids)
         if texts:
-            id_lists = await self._encode(texts, add_special_tokens=True)
-        return [self._prompt(ids, body, _COMPLETION_MAX_TOKENS, "prompt") for ids in id_lists]
+            id_lists = await self._encode(texts, "prompt", add_special_tokens=True)
+        prompts = [self._prompt(ids, body, _COMPLETION_MAX_TOKENS, "prompt") for ids in id_lists]
+        for prompt in prompts:
+            self._check_ids(prompt.token_ids)
+        return prompts
 
     async def chat(self, body: ChatBody) -> list[Prompt]:
         """The one prompt that the chat template makes of the messages."""
@@ -97,7 +100,7 @@ class RequestChecker:
             raise InvalidRequest(f"the model {self.config.model_name} has no chat template")
         _check_messages(body.messages)
         text = self.template.render(body.messages)
-        [token_ids] = await self._encode([text], add_special_tokens=False)
+        [token_ids] = await self._encode([text], "messages", add_special_tokens=False)
         return [self._prompt(token_ids, body, None, "messages")]
 
     def check_model(self, name: str | None) -> None:
@@ -108,13 +111,34 @@ class RequestChecker:
                 param="model",
             )
 
-    async def _encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        def work() -> list[list[int]]:
-            return self.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-
+    async def _encode(
+        self, texts: Sequence[str], param: str, *, add_special_tokens: bool
+    ) -> list[list[int]]:
         if sum(map(len, texts)) <= _INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+            return self.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+        in_thread = asyncio.get_running_loop().run_in_executor
+
+        def encode(some: Sequence[str]) -> list[list[int]]:
+            return self.tokenizer.encode_batch(some, add_special_tokens=add_special_tokens)
+
+        head_chars = _HEAD_CHARS_PER_TOKEN * self.config.context_len
+        heads = [text[:head_chars] for text in texts if len(text) > head_chars]
+        for token_ids in await in_thread(self.pool, encode, heads):
+            self._check_head(head_chars, len(token_ids), param)
+        return await in_thread(self.pool, encode, texts)
+
+    def _check_head(self, num_chars: int, num_tokens: int, param: str) -> None:
+        """Refuse a huge text by its beginning, at a cost that does not grow with it.
+
+        Twice the context leaves room for a tokenizer that cuts the beginning differently when more
+        text follows.
+        """
+        if num_tokens > 2 * self.config.context_len:
+            raise InvalidRequest(
+                f"the first {num_chars} characters of the prompt are {num_tokens} tokens already; "
+                f"the model's context is {self.config.context_len} tokens",
+                param=param,
+            )
 
     def _check_fields(self, body: GenerateBody) -> None:
         self.check_model(body.model)
@@ -135,8 +159,6 @@ class RequestChecker:
                 raise InvalidRequest(f"{name} must be at least 1, got {value}", param=name)
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt")
         wrong = next((i for i in token_ids if not 0 <= i < self.config.vocab_size), None)
         if wrong is not None:
             raise InvalidRequest(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
 import pytest
+import tokenizers
 
 from pdx.request.stream import StepFrame, StreamFailed, Submit
 
@@ -170,9 +172,32 @@ def test_body_over_the_limit_is_a_413(frontend: Frontend, http: httpx.Client) ->
     error_of(http.post(COMPLETIONS, content=iter([raw[: 1 << 20]] * 17)), 413)
 
 
-def test_huge_text_is_refused_and_others_are_served(talking: Frontend, http: httpx.Client) -> None:
-    error_of(http.post(COMPLETIONS, json={"prompt": "word " * 200_000}), 400)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_huge_text_is_refused_by_its_beginning(
+    talking: Frontend, http: httpx.Client, path: str
+) -> None:
+    huge = "word " * 200_000
+    error = error_of(
+        http.post(path, json={"prompt": huge} if path == COMPLETIONS else msgs(huge)), 400
+    )
+    assert "first 2048 characters" in error["message"]
+    assert "128" in error["message"]
+    assert talking.messages.empty()
     assert http.post(COMPLETIONS, json=OK).status_code == 200
+
+
+def test_long_text_of_few_tokens_is_not_refused_by_its_beginning(
+    talking: Frontend, start: Callable[..., Frontend], folder: Path, tmp_path: Path
+) -> None:
+    """A text may have many characters and few tokens: here "a" times 128 is one."""
+    inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.add_tokens(["a" * 128])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    frontend = start(folder=tmp_path)
+    frontend.script = talking.script
+    with httpx.Client() as http:
+        response = http.post(frontend.url + COMPLETIONS, json={"prompt": "a" * 128 * 50})
+    assert response.json()["usage"]["prompt_tokens"] == 50
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
