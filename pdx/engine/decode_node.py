@@ -128,8 +128,8 @@ class DecodeNode:
 
     async def stop(self, reason: str) -> None:
         """End the link, the frontend and the fabrics."""
-        await self._frontend.stop()
         await self.connector.stop(reason)
+        await self._frontend.stop()
         self._hub.close()
 
     # ---- frontend -------------------------------------------------------------------------

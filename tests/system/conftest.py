@@ -1,0 +1,85 @@
+"""A running node pair per fabric, and the colocated engine as the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pdx.config.engine import EngineConfig
+from pdx.engine.colocated import ColocatedEngine
+from pdx.engine.loading import load_model
+from pdx.request.request import SamplingParams
+from tests.system.nodes import Decoder, Prefiller, decoder, prefiller
+
+Generate = Callable[[list[int], int], list[int]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefiller and its decoder."""
+
+    prefiller: Prefiller
+    decoder: Decoder
+    provider: str
+
+
+@pytest.fixture(scope="session", params=["tcp", "shm"])
+def pair(
+    request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    """One pair for all tests that leave it as they found it."""
+    logs = tmp_path_factory.mktemp(f"pair-{request.param}")
+    fabric = ["--fabric", request.param, "--kv-memory", "16M"]
+    with (
+        prefiller(tiny_llama, logs / "prefill.log", *fabric) as prefill_node,
+        decoder(prefill_node.address, logs / "decode.log", *fabric) as decode_node,
+    ):
+        yield Pair(prefill_node, decode_node, request.param)
+
+
+@pytest.fixture(scope="session")
+def colocated(tiny_llama: Path) -> Iterator[Generate]:
+    """Greedy token ids of the colocated engine with the same chunks and pages, EOS ignored."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    config = EngineConfig(
+        dtype="float32",
+        page_size=16,
+        chunk_len=64,
+        kv_memory_bytes=16 << 20,
+        num_threads=1,
+        poison=True,
+    )
+    done, ready = asyncio.Event(), Future[ColocatedEngine]()
+
+    async def serve() -> None:
+        loaded = await load_model(tiny_llama, config, lambda message: None)
+        try:
+            async with ColocatedEngine(loaded) as engine:
+                ready.set_result(engine)
+                await done.wait()
+        finally:
+            await loaded.close()
+
+    async def generate(prompt: list[int], num_tokens: int) -> list[int]:
+        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+        updates = ready.result().generate(prompt, sampling)
+        return [token async for update in updates for token in update.token_ids]
+
+    serving = asyncio.run_coroutine_threadsafe(serve(), loop)
+    ready.result(timeout=60)
+    yield lambda prompt, num_tokens: asyncio.run_coroutine_threadsafe(
+        generate(prompt, num_tokens), loop
+    ).result(timeout=60)
+    loop.call_soon_threadsafe(done.set)
+    serving.result(timeout=10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(timeout=5)
+    loop.close()
