@@ -35,7 +35,7 @@ def tiny_llama_v5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_prompt_ids() -> list[int]:
-    """244 ids of ordinary text for the tiny model, BOS first; take a prefix of the wanted length."""
+    """244 ids of ordinary text for the tiny model, BOS first; take a prefix."""
     from tests.oracle.tiny_llama import TEXT, build_tokenizer
 
     ids: list[int] = build_tokenizer().encode(TEXT).ids

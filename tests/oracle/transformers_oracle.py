@@ -35,6 +35,8 @@ class Oracle:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
 
+        # Tests share small machines, and more threads only wait for one another on a tiny model.
+        torch.set_num_threads(1)
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )

@@ -48,6 +48,7 @@ class RankProcess:
         ours, theirs = socket.socketpair()
         ours.settimeout(timeout_s)
         self.sock = ours
+        self.config = config
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pdx.runner", "--fd", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],

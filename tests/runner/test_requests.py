@@ -1,0 +1,138 @@
+"""RequestTable: deltas become model inputs; whatever does not fit together is an InternalError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdx.errors import InternalError
+from pdx.request.batch import Batch, RequestStart, RequestStep
+from pdx.request.request import SamplingParams
+from pdx.runner.requests import RequestTable
+
+GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
+PAGE = 4
+
+
+def start(request_id: int, tokens: list[int], **changes: Any) -> RequestStart:
+    fields: dict[str, Any] = {"num_computed": 0, "first_output_idx": 0, "sampling": GREEDY}
+    return RequestStart(request_id=request_id, token_ids=tokens, **{**fields, **changes})
+
+
+def step(request_id: int, num_tokens: int, pages: list[int], **changes: Any) -> RequestStep:
+    fields: dict[str, Any] = {"sample": False, **changes}
+    return RequestStep(
+        request_id=request_id, num_tokens=num_tokens, new_page_indices=pages, **fields
+    )
+
+
+def batch(pass_idx: int, *steps: RequestStep, **changes: Any) -> Batch:
+    fields: dict[str, Any] = {"starts": [], "removes": [], **changes}
+    return Batch(pass_idx=pass_idx, steps=list(steps), **fields)
+
+
+@pytest.fixture
+def table() -> RequestTable:
+    return RequestTable(page_size=PAGE, num_pages=10, vocab_size=100)
+
+
+def test_prefill_then_decode_of_one_request(table: RequestTable) -> None:
+    first = table.begin_pass(
+        batch(1, step(7, 5, [3, 9]), starts=[start(7, [10, 11, 12, 13, 14, 15])])
+    )
+    assert first.token_ids.tolist() == [10, 11, 12, 13, 14]
+    assert first.positions.tolist() == [0, 1, 2, 3, 4]
+    assert first.paged.token_pages.tolist() == [3, 3, 3, 3, 9]
+    assert first.draws == ()
+    second = table.begin_pass(batch(2, step(7, 1, [], sample=True)))
+    assert second.token_ids.tolist() == [15]
+    assert [(d.request_id, d.row, d.output_idx) for d in second.draws] == [(7, 0, 0)]
+    table.append_sampled(7, 42)
+    third = table.begin_pass(batch(3, step(7, 1, [], sample=True)))
+    assert (third.token_ids.tolist(), third.positions.tolist()) == ([42], [6])
+    assert third.draws[0].output_idx == 1
+
+
+def test_several_requests_share_a_pass(table: RequestTable) -> None:
+    starts = [
+        start(1, [10, 11, 12], num_computed=2, first_output_idx=5),
+        start(2, list(range(20, 30)), sampling=None),
+    ]
+    inputs = table.begin_pass(
+        batch(1, step(1, 1, [0], sample=True), step(2, 10, [4, 5, 6]), starts=starts)
+    )
+    assert inputs.token_ids.tolist() == [12, *range(20, 30)]
+    assert inputs.positions.tolist() == [2, *range(10)]
+    assert [(d.row, d.output_idx) for d in inputs.draws] == [(0, 5)]
+
+
+def test_sampling_row_is_the_last_of_its_step(table: RequestTable) -> None:
+    inputs = table.begin_pass(
+        batch(
+            1,
+            step(1, 3, [0], sample=True),
+            step(2, 2, [1], sample=True),
+            starts=[start(1, [1, 2, 3]), start(2, [4, 5])],
+        )
+    )
+    assert [d.row for d in inputs.draws] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(1, ((5, 1),)), (3, ((5, 3),)), (4, ()), (5, ((6, 1),)), (8, ())]
+)
+def test_only_the_unused_end_of_the_last_page_is_zeroed(
+    table: RequestTable, num_tokens: int, expected: tuple[tuple[int, int], ...]
+) -> None:
+    one = step(1, num_tokens, [5, 6], zero_last_page=True)
+    inputs = table.begin_pass(batch(1, one, starts=[start(1, list(range(8)))]))
+    assert inputs.zero_tails == expected
+
+
+def test_removed_id_may_come_back_in_the_same_batch(table: RequestTable) -> None:
+    table.begin_pass(batch(1, step(1, 2, [5]), starts=[start(1, [1, 2, 3])]))
+    again = start(1, [1, 2, 3, 50], first_output_idx=1)
+    inputs = table.begin_pass(batch(2, step(1, 4, [6], sample=True), starts=[again], removes=[1]))
+    assert inputs.paged.token_pages.tolist() == [6, 6, 6, 6]
+    assert inputs.draws[0].output_idx == 1
+    table.begin_pass(batch(3, removes=[1]))
+    assert len(table) == 0
+
+
+def test_pass_without_steps_has_no_rows(table: RequestTable) -> None:
+    inputs = table.begin_pass(batch(1))
+    assert (len(inputs.token_ids), inputs.paged.spans, inputs.draws) == (0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        (batch(1), "pass 1 came after pass 1"),
+        (batch(3), "pass 3"),
+        (batch(2, step(9, 1, [])), "request 9"),
+        (batch(2, removes=[9]), "request 9"),
+        (batch(2, starts=[start(1, [1])]), "started twice"),
+        (batch(2, starts=[start(2, [])]), "0 of its 0 tokens"),
+        (batch(2, starts=[start(2, [1, 2], num_computed=2)]), "2 of its 2 tokens"),
+        (batch(2, starts=[start(2, [1, 100])]), "vocabulary"),
+        (batch(2, starts=[start(2, [-1])]), "vocabulary"),
+        (batch(2, step(1, 0, [])), "0 tokens"),
+        (batch(2, step(1, 5, [])), "run 5 tokens from position 2 of 6"),
+        (batch(2, step(1, 3, [])), "1 pages of 4"),
+        (batch(2, step(1, 1, [10])), "of 10"),
+        (batch(2, step(1, 1, [-1])), "of 10"),
+        (batch(2, step(1, 1, []), step(1, 1, [])), "two steps"),
+        (batch(2, step(1, 1, [], sample=True)), "cannot sample at position 3"),
+        (
+            batch(2, step(2, 1, [1], sample=True), starts=[start(2, [1], sampling=None)]),
+            "cannot sample",
+        ),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(
+    table: RequestTable, broken: Batch, named: str
+) -> None:
+    table.begin_pass(batch(1, step(1, 2, [5]), starts=[start(1, [1, 2, 3, 4, 5, 6])]))
+    with pytest.raises(InternalError, match=named):
+        table.begin_pass(broken)
