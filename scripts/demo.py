@@ -102,12 +102,14 @@ class Node:
                 stderr=log,
                 text=True,
             )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
         self._lines.put(None)
 
     def wait_for(self, pattern: str) -> str:
@@ -135,6 +137,7 @@ class Node:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join(STOP_TIMEOUT_S)
 
 
 @contextlib.contextmanager

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct"
-CASES: list[dict[str, Any]] = json.loads((FOLDER / "golden.json").read_text("utf-8"))["cases"]
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"smollm2_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.models_bundled.bundled import CASES, FOLDER, load
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    folder: Path = load("convert").ensure_model()  # fetches 93 MB the first time
-    return folder
-
-
-@pytest.fixture(scope="module")
-def oracle(model: Path) -> Any:
+def oracle(smollm2: Path) -> Any:
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
-    return load("golden").Oracle(model)
+    return load(FOLDER / "golden.py").Oracle(smollm2)
 
 
 def prompt_of(oracle: Any, case: dict[str, Any]) -> list[int]:
@@ -74,22 +55,22 @@ def test_digits_are_tokens_of_their_own_and_text_comes_back(oracle: Any) -> None
     assert all(len(piece.strip()) == 1 for piece in pieces if any(map(str.isdigit, piece)))
 
 
-def test_a_converted_folder_is_used_again(model: Path) -> None:
-    before = (model / "model.safetensors").stat()
+def test_a_converted_folder_is_used_again(smollm2: Path) -> None:
+    before = (smollm2 / "model.safetensors").stat()
     result = subprocess.run(
         [sys.executable, FOLDER / "convert.py"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert result.stdout.strip() == str(model)
+    assert result.stdout.strip() == str(smollm2)
     assert result.stderr == ""
-    assert (model / "model.safetensors").stat().st_ino == before.st_ino
+    assert (smollm2 / "model.safetensors").stat().st_ino == before.st_ino
 
 
 def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     keep = tmp_path / "notes.txt"
     keep.write_text("mine")
     with pytest.raises(RuntimeError, match="not made by this script"):
-        load("convert").ensure_model(tmp_path)
+        load(FOLDER / "convert.py").ensure_model(tmp_path)
     assert keep.read_text() == "mine"
