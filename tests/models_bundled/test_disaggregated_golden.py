@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(params=["tcp", "shm"], scope="module")
 def api_url(request: pytest.FixtureRequest, smollm2: Path) -> Iterator[str]:
     driver = load(ROOT / "scripts" / "demo.py")
-    # One thread: two ranks and the rest of the suite share few cores, where OpenMP's barriers crawl.
+    # One thread: on few cores shared with other tests, OpenMP's barriers crawl.
     common = ["--dtype", "float32", "--fabric", request.param, "--poison", "--threads", "1"]
     with driver.running("prefill", ["--model", str(smollm2), *common]) as prefiller:
         peer = prefiller.wait_for(r"--peer[ =](\S+)")
