@@ -26,7 +26,8 @@ _PATTERNS = ["*.json", "*.jinja", "model*.safetensors"]
 
 def model_is_folder(name: str) -> bool:
     """Whether a user's name for a model is a folder on this host."""
-    return Path(name).expanduser().is_dir()
+    # An empty name would mean the working directory.
+    return bool(name) and Path(name).expanduser().is_dir()
 
 
 def resolve_model(name: str) -> Path:
