@@ -122,6 +122,15 @@ def _numeric_host(host: str) -> tuple[str, bool]:
             f"the fabric cannot be bound to {host!r}: peers need one address that they can reach",
             hint="name an address of one network interface",
         )
+    # libfabric would say so only when the first link is opened.
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((numeric, 0))
+        except OSError as error:
+            raise FabricError(
+                f"the fabric cannot be bound to {host!r}, which is no address of this host: {error}"
+            ) from error
     return numeric, address.version == 6
 
 
