@@ -11,7 +11,15 @@ import msgspec
 
 from pdx.request.request import SamplingParams
 
-__all__ = ["Batch", "RequestStart", "RequestStep", "SampledToken", "StepOutput"]
+__all__ = [
+    "Batch",
+    "PromptScores",
+    "RequestStart",
+    "RequestStep",
+    "SampledToken",
+    "ScoredToken",
+    "StepOutput",
+]
 
 
 class RequestStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +37,11 @@ class RequestStart(msgspec.Struct, frozen=True, kw_only=True):
     first_output_idx: int
     #: None where the request is only prefilled here.
     sampling: SamplingParams | None
+    #: Score the prompt's tokens, with this many of the most likely ones; None: do not.
+    prompt_logprobs: int | None = None
+    #: The token that follows ``token_ids``, which the last position's logits score; None: there is
+    #: none to score (this rank samples it).
+    next_token_id: int | None = None
 
 
 class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,13 +72,32 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
     removes: list[int]
 
 
+class ScoredToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A token's log-probability by the raw logits, and the most likely tokens in its place."""
+
+    token_id: int
+    logprob: float
+    #: (token id, log-probability), most likely first.
+    top: list[tuple[int, float]]
+
+
+class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of a request's prompt tokens at ``first_position`` and after. Position 0 has no score."""
+
+    request_id: int
+    first_position: int
+    tokens: list[ScoredToken]
+
+
 class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
     """One token that the leader rank drew."""
 
     request_id: int
     token_id: int
-    #: Log-probability of the token before temperature and top-p.
+    #: Log-probability of the token by the raw logits (before penalties, bias, temperature, top-p).
     logprob: float
+    #: (token id, log-probability) of the most likely ones, where the request asks for them.
+    top: list[tuple[int, float]] = []
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
@@ -73,5 +105,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
 
     pass_idx: int
     tokens: list[SampledToken]
+    #: What this pass scored of prompts whose requests ask for it.
+    prompt_scores: list[PromptScores] = []
     #: Wall time of the pass in the rank, seconds.
     pass_s: float

@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from pdx.metrics.timeline import RequestTimeline
+from pdx.request.batch import ScoredToken
 from pdx.request.request import FinishReason, SamplingParams
 
 __all__ = [
@@ -79,6 +80,11 @@ class StreamUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
     stream_id: int
     token_ids: list[int]
+    #: One for each of ``token_ids``, where the request asks for log-probabilities.
+    logprobs: list[ScoredToken] = []
+    #: Scores of the prompt's tokens from position 1 on, in the first update of a request that asks
+    #: for them.
+    prompt_logprobs: list[ScoredToken] = []
     finish_reason: FinishReason | None = None
     timeline: RequestTimeline | None = None
 
