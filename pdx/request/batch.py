@@ -82,7 +82,7 @@ class ScoredToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of a request's prompt tokens at ``first_position`` and after. Position 0 has no score."""
+    """Scores of a request's prompt tokens from ``first_position`` (1 or later) on."""
 
     request_id: int
     first_position: int
