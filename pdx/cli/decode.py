@@ -23,7 +23,7 @@ from pdx.cli.options import (
     engine_config,
 )
 from pdx.cli.output import announce, loading_progress, set_up_logging, status_line
-from pdx.cli.serving import check_fabric, run_until_signal
+from pdx.cli.serving import check_fabric, report_on_request, run_until_signal
 from pdx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ async def _serve(settings: _Settings, config: EngineConfig) -> None:
         )
         try:
             await node.connector.connect_patiently(settings.peer_timeout_s, status_line)
+            report_on_request(lambda: node.status().counts)
             ready = await node.start_frontend(http, max_streams=settings.max_streams)
             status_line(f"{node.connector.status}, loaded in {loaded.load_s:.1f} s; the API:")
             announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")

@@ -21,7 +21,7 @@ from pdx.cli.options import (
     engine_config,
 )
 from pdx.cli.output import announce, loading_progress, set_up_logging, status_line
-from pdx.cli.serving import check_fabric, run_until_signal
+from pdx.cli.serving import bind, check_fabric, report_on_request, run_until_signal
 
 if TYPE_CHECKING:
     from pdx.config.engine import EngineConfig
@@ -84,17 +84,20 @@ async def _serve(model: str, listen: str, fabric: FabricChoice, config: EngineCo
     from pdx.engine.prefill_node import PrefillNode
     from pdx.messenger.control import parse_address
 
-    address = parse_address(listen)
+    # Before the model is loaded: a port that is taken should not cost a minute. Decoders that
+    # connect meanwhile wait in the backlog.
+    listener = bind(parse_address(listen))
     folder = resolve_model(model)
     # A folder is announced by its absolute path: a decoder on this host may run elsewhere.
     name = str(folder) if model_is_folder(model) else model
     with loading_progress(model) as progress:
         loaded = await load_model(folder, config, progress)
     try:
-        node = PrefillNode(loaded, model_name=name, listen=address, fabric=fabric)
+        node = PrefillNode(loaded, model_name=name, listener=listener, fabric=fabric)
         try:
             bound = await node.start()
             layout = loaded.layout
+            report_on_request(node.status)
             status_line(
                 f"serving {model} ({loaded.config.dtype}, {layout.num_pages} pages of "
                 f"{layout.page_size} tokens), loaded in {loaded.load_s:.1f} s; for a decoder:"

@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from pdx.errors import ConfigError
+from pdx.cli.output import status_line
+from pdx.errors import ConfigError, InternalError
 
-__all__ = ["check_fabric", "run_until_signal"]
+if TYPE_CHECKING:
+    from pdx.messenger.control import Address
+
+__all__ = ["bind", "check_fabric", "report_on_request", "run_until_signal"]
+
+
+def bind(address: Address) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the address cannot be had (exit 1: nothing is wrong with the command line).
+    """
+    from pdx.server.listen import open_listener
+
+    try:
+        return open_listener(address.host, address.port)
+    except ConfigError as error:
+        error.exit_code = 1
+        raise
+
+
+def report_on_request(status: Callable[[], Mapping[str, int]]) -> None:
+    """From now on, SIGUSR1 writes the node's status to stderr, as a line of JSON."""
+
+    def report() -> None:
+        status_line(f"status: {json.dumps(status())}")
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, report)
 
 
 def check_fabric(name: str) -> str:
@@ -24,14 +55,31 @@ def check_fabric(name: str) -> str:
 
 
 def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:
-    """Run ``serve`` on a new loop; SIGINT and SIGTERM cancel it, which is a clean end (exit 0)."""
+    """Run ``serve`` on a new loop; SIGINT and SIGTERM cancel it, which is a clean end (exit 0).
+
+    Raises:
+        InternalError: a callback of the loop failed. asyncio alone would log that, and the node
+            would go on with a broken invariant.
+    """
 
     async def body() -> None:
         task = asyncio.ensure_future(serve())
         loop = asyncio.get_running_loop()
+        bugs: list[Exception] = []
+
+        def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            loop.default_exception_handler(context)
+            # Other contexts (a connection, a task) are one peer's or one request's trouble.
+            if "handle" in context and isinstance(context.get("exception"), Exception):
+                bugs.append(context["exception"])
+                task.cancel()
+
+        loop.set_exception_handler(on_error)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        if bugs:
+            raise InternalError(f"an event was not handled: {bugs[0]!r}") from bugs[0]
 
     asyncio.run(body())

@@ -47,7 +47,7 @@ from pdx.scheduler.sequence import Sequence, SequenceUpdate
 __all__ = ["DecodeNode"]
 
 logger = logging.getLogger(__name__)
-_STATUS_S = 0.5
+_STATUS_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +317,8 @@ class DecodeNode:
             "requests_active": self.scheduler.num_active,
             "transfers_open": len(self._transfers),
             "slots_taken": self._slots.num_taken,
+            "atoms_counted": sum(fabric.atoms_reaped for fabric in self._hub.statistics()),
+            "imms_stale": sum(fabric.stale_imms for fabric in self._hub.statistics()),
         }
         counts |= self.counters
         return NodeStatus(

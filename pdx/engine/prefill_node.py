@@ -7,16 +7,16 @@ Everything here runs on the primary's event loop; the fabric's worker posts the 
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import logging
 import secrets
+import socket
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.step_loop import StepLoop
-from pdx.errors import ConfigError, InvalidRequest, PdxError, PeerError
+from pdx.errors import InvalidRequest, PdxError, PeerError
 from pdx.fabric import FabricOptions
 from pdx.kv.pages import Use
 from pdx.messenger.control import Address, ControlConnection
@@ -48,13 +48,19 @@ class PrefillNode:
 
     Args:
         model_name: what the user called the model; decoders may load it by this name.
+        listener: where decoders connect; the node closes it when it stops.
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, model_name: str, listen: Address, fabric: FabricChoice
+        self,
+        loaded: LoadedModel,
+        *,
+        model_name: str,
+        listener: socket.socket,
+        fabric: FabricChoice,
     ) -> None:
         self._loaded = loaded
-        self._listen = listen
+        self._listener = listener
         self._description = Description(
             model=model_name, dtype=loaded.config.dtype, page_size=loaded.layout.page_size
         )
@@ -78,27 +84,9 @@ class PrefillNode:
         self.counters: Counter[str] = Counter()
 
     async def start(self) -> Address:
-        """Listen; returns the address that decoders use.
-
-        Raises:
-            ConfigError: the address cannot be bound.
-        """
-        try:
-            self._server = await asyncio.start_server(
-                self._on_connection, self._listen.host, self._listen.port
-            )
-        except OSError as error:
-            hint = (
-                "pick another port, or none for a free one"
-                if error.errno == errno.EADDRINUSE
-                else None
-            )
-            failure = ConfigError(
-                f"cannot listen on {self._listen}: {error.strerror or error}", hint=hint
-            )
-            failure.exit_code = 1
-            raise failure from error
-        host, port = self._server.sockets[0].getsockname()[:2]
+        """Take connections; returns the address that decoders use."""
+        self._server = await asyncio.start_server(self._on_connection, sock=self._listener)
+        host, port = self._listener.getsockname()[:2]
         return Address(host=host, port=port)
 
     async def run(self) -> None:
@@ -143,6 +131,7 @@ class PrefillNode:
         assert task is not None
         self._connections.add(task)
         connection = ControlConnection(reader, writer)
+        link = None
         try:
             link = await welcome(
                 connection,
@@ -160,6 +149,8 @@ class PrefillNode:
         except PdxError:
             logger.exception("connection from %s failed", connection.peer)
         finally:
+            if link is not None:
+                link.end("its task ended")  # says nothing where it has ended already
             await connection.close()
             self._connections.discard(task)
 
@@ -180,6 +171,7 @@ class PrefillNode:
         self._links.discard(link)
         for lease_id in self._unproved.pop(link, []):
             self.scheduler.pool.drop(lease_id, Use.UNPROVED_SEND)
+        logger.info("link with %s is over, fenced: %s", link.peer, self.scheduler.pool.counts())
         self._loop.wake()
 
     # ---- PrefillLinkOwner -----------------------------------------------------------------
@@ -236,7 +228,9 @@ class PrefillNode:
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
         for chunk in scheduled.chunks:
-            job = self._jobs[chunk.request_id]
+            job = self._jobs.get(chunk.request_id)
+            if job is None:
+                continue  # an earlier chunk found that their common link is down, which ended it
             job.link.on_chunk(
                 job.transfer_id,
                 pass_idx=scheduled.batch.pass_idx,
@@ -247,3 +241,20 @@ class PrefillNode:
 
     def after_pass(self, updates: list[SequenceUpdate]) -> None:
         self.counters["prefilled"] += len(updates)
+
+    # ---- health ---------------------------------------------------------------------------
+
+    def status(self) -> dict[str, int]:
+        """Pages by state, queues, links, what went out, and faults."""
+        pages = asdict(self.scheduler.pool.counts())
+        sent = self._hub.statistics()
+        return {
+            **{f"pages_{state}": count for state, count in pages.items()},
+            "requests_waiting": self.scheduler.num_waiting,
+            "requests_active": self.scheduler.num_active,
+            "transfers_open": sum(link.num_open for link in self._links),
+            "links_open": len(self._links),
+            "atoms_posted": sum(fabric.atoms_posted for fabric in sent),
+            "writes_failed": sum(fabric.writes_failed for fabric in sent),
+            **self.counters,
+        }

@@ -101,15 +101,18 @@ class ControlConnection:
             raise PeerLost(f"{self.peer}: {detail}", peer=self.peer) from error
         return message
 
+    def hang_up(self) -> None:
+        """End a :meth:`receive` that waits, and every later one: a peer that hangs sends no end."""
+        self._reader.set_exception(PeerLost(f"{self.peer}: we have hung up", peer=self.peer))
+
     async def close(self) -> None:
         """Flush what is queued (for a second at most) and close."""
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self._writer.drain()
         self._writer.close()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._writer.wait_closed()
+        # A peer that reads nothing holds up what is queued, and with it the end of the socket.
+        self._writer.transport.abort()
 
 
 async def connect(address: Address, *, timeout_s: float) -> ControlConnection:

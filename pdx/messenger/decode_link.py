@@ -156,6 +156,7 @@ class DecodeLink:
         logger.info("link with %s ended: %s", self.peer, reason)
         self._apply(self._side.on_link_end(reason))
         self.ended.set()
+        self._connection.hang_up()
         if self._fabric_link is None:
             self._finish()
         else:

@@ -167,6 +167,7 @@ class PrefillLink:
         self._ended = True
         logger.info("link with %s ended: %s", self.peer, reason)
         self._apply(self._side.on_link_end())
+        self._connection.hang_up()
         if self._fabric_link is None:
             self._finish()
         else:
