@@ -15,6 +15,7 @@ import sys
 import msgspec
 
 from pdx.errors import ProtocolError, WorkerError, error_from_report
+from pdx.ranks.rank import how_it_ended
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
 from pdx.request.stream import (
     Abort,
@@ -110,7 +111,6 @@ class FrontendProcess:
                 async with asyncio.timeout(1.0):
                     await self._process.wait()
             raise WorkerError(
-                f"the frontend (pid {self._process.pid}) ended with code "
-                f"{self._process.returncode}: {error}"
+                f"the frontend (pid {self._process.pid}) {how_it_ended(self._process.returncode)}"
             ) from error
         return message

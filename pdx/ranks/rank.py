@@ -25,11 +25,20 @@ from pdx.request.batch import Batch, StepOutput
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame
 from pdx.request.rank import FromRank, RankConfig, RankFailed, RankLoading, RankReady
 
-__all__ = ["RankProcess"]
+__all__ = ["RankProcess", "how_it_ended"]
 
 _decoder = msgspec.msgpack.Decoder(FromRank)
 _NUM_FDS = 3
 _LAST_LINES = 20
+
+
+def how_it_ended(code: int | None) -> str:
+    """A child's return code in words; None: it still runs, but its channel has ended."""
+    if code is None:
+        return "closed its channel"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
 
 
 class RankProcess:
@@ -193,13 +202,7 @@ class RankProcess:
                 await self._process.wait()
         if self._stderr_task is not None:
             await asyncio.wait([self._stderr_task], timeout=0.5)
-        code = self._process.returncode
-        if code is None:
-            how = "closed its channel"
-        elif code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"exited with code {code}"
+        how = how_it_ended(self._process.returncode)
         tail = "\n".join(self._stderr_lines)
         return WorkerError(
             f"the rank (pid {self._process.pid}) {how}" + (f"\n{tail}" if tail else "")

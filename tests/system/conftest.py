@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from pdx.config.engine import EngineConfig
 from pdx.engine.colocated import ColocatedEngine
 from pdx.engine.loading import load_model
 from pdx.request.request import SamplingParams
+from tests.system.cluster import Cluster
 from tests.system.nodes import Decoder, Prefiller, decoder, prefiller
 
 Generate = Callable[[list[int], int], list[int]]
@@ -41,6 +43,33 @@ def pair(
         decoder(prefill_node.address, logs / "decode.log", *fabric) as decode_node,
     ):
         yield Pair(prefill_node, decode_node, request.param)
+
+
+@pytest.fixture(scope="session", params=["tcp", "shm"])
+def session_cluster(
+    request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Nodes for tests that break them."""
+    logs = tmp_path_factory.mktemp(f"cluster-{request.param}")
+    with contextlib.closing(Cluster(tiny_llama, logs, request.param)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(session_cluster: Cluster) -> Cluster:
+    """Whole, connected and clean at the test's start."""
+    session_cluster.heal()
+    return session_cluster
+
+
+@pytest.fixture(scope="session")
+def any_prefiller(
+    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prefiller]:
+    """One prefiller on whatever fabric its decoders offer, for tests that leave it well."""
+    log = tmp_path_factory.mktemp("prefiller") / "prefill.log"
+    with prefiller(tiny_llama, log, "--kv-memory", "16M") as node:
+        yield node
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import re
 import select
@@ -10,15 +12,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
-__all__ = ["Decoder", "Node", "Prefiller", "decoder", "prefiller", "wait_until"]
+__all__ = [
+    "Call",
+    "Decoder",
+    "Node",
+    "Prefiller",
+    "decoder",
+    "is_alive",
+    "prefiller",
+    "run_to_end",
+    "wait_until",
+]
 
 #: Two nodes share two cores with the tests.
 _ENV = {
@@ -64,6 +78,16 @@ class Node:
         """Send a signal to the node's primary."""
         os.kill(self.pid, number)
 
+    def child(self, module: str) -> int:
+        """Process id of the node's rank (`pdx.runner`) or frontend (`pdx.server`)."""
+        [pid] = [pid for pid in self.family() if module in _command_line(pid)]
+        return pid
+
+    def signal_family(self, number: int) -> None:
+        """Send a signal to all of the node's processes, children first."""
+        for pid in reversed(self.family()):
+            os.kill(pid, number)
+
     def family(self) -> list[int]:
         """The primary and its living descendants."""
         tree, todo = [], [self.pid]
@@ -76,8 +100,10 @@ class Node:
 
     def kill(self) -> None:
         """End the primary at once, as a crash does; its children must follow by themselves."""
+        family = self.family()
         self.signal(signal.SIGKILL)
         self.process.wait(timeout=10)
+        wait_until(lambda: not any(map(is_alive, family)), timeout_s=2, what=f"{family} end")
 
     def stop(self) -> int:
         """End it as Ctrl-C does; returns the exit code."""
@@ -100,12 +126,77 @@ class Prefiller(Node):
         """Its control address."""
         return self.announced.removeprefix("pdx decode --peer ")
 
+    def status(self) -> dict[str, int]:
+        """Pages, queues and counters, asked for by SIGUSR1."""
+        said = len(self._reports())
+        self.signal(signal.SIGUSR1)
+        wait_until(lambda: len(self._reports()) > said, timeout_s=5, what="the node reports")
+        status: dict[str, int] = json.loads(self._reports()[-1])
+        return status
+
+    def _reports(self) -> list[str]:
+        whole_lines = self.stderr().split("\n")[:-1]
+        start = "status: "
+        return [line.removeprefix(start) for line in whole_lines if line.startswith(start)]
+
+    def wait_clean(self, timeout_s: float = 3.0) -> float:
+        """Wait until every page is free and nothing is queued; returns how long that took."""
+        return wait_until(
+            lambda: _is_clean(self.status()), timeout_s=timeout_s, what="the prefiller is clean"
+        )
+
+
+class Call:
+    """One completion request on a connection of its own, so that its client can leave."""
+
+    def __init__(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.start_s = time.monotonic()
+        self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+        head = {"content-type": "application/json"} | headers
+        self._connection.request("POST", f"{parts.path}/completions", json.dumps(body), head)
+        self._response: http.client.HTTPResponse | None = None
+
+    def wait_head(self) -> int:
+        """Wait for the answer's head: of a stream, its first token is there. The status."""
+        if self._response is None:
+            self._response = self._connection.getresponse()
+        return self._response.status
+
+    def answer(self) -> tuple[int, Any]:
+        """Status and body; of a stream, the list of its chunks."""
+        status = self.wait_head()
+        assert self._response is not None
+        text = self._response.read().decode()
+        self._connection.close()
+        if not text.startswith("data: "):
+            return status, json.loads(text)
+        *events, done = [line for line in text.split("\n") if line]
+        assert done == "data: [DONE]"
+        return status, [json.loads(event.removeprefix("data: ")) for event in events]
+
+    def token_ids(self) -> list[int]:
+        """The output of one choice."""
+        status, body = self.answer()
+        assert status == 200, body
+        chunks = body if isinstance(body, list) else [body]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        return [token for choice in choices for token in choice["token_ids"]]
+
+    def leave(self) -> None:
+        """Close the connection, whatever there is still to come."""
+        if self._response is not None:
+            self._response.close()
+        self._connection.close()
+
 
 @dataclass
 class Decoder(Node):
     """A `pdx decode` and a client for its API."""
 
     client: httpx.Client
+    calls: list[Call] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -124,15 +215,20 @@ class Decoder(Node):
         self, prompt: Sequence[int] | str, max_tokens: int | None, **fields: Any
     ) -> httpx.Response:
         """A completion request, greedy and without EOS unless the fields say otherwise."""
-        body: dict[str, Any] = {
-            "prompt": prompt if isinstance(prompt, str) else list(prompt),
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        } | fields
-        if max_tokens is not None:
-            body["max_tokens"] = max_tokens
+        body = _body(prompt, max_tokens, fields)
         return self.client.post(f"{self.url}/completions", json=body)
+
+    def call(
+        self,
+        prompt: Sequence[int] | str,
+        max_tokens: int | None,
+        headers: dict[str, str] | None = None,
+        **fields: Any,
+    ) -> Call:
+        """The same request, sent but not waited for."""
+        call = Call(self.url, _body(prompt, max_tokens, fields), headers or {})
+        self.calls.append(call)
+        return call
 
     def health(self) -> dict[str, Any]:
         """What /health says, whatever its status."""
@@ -141,21 +237,71 @@ class Decoder(Node):
 
     def is_clean(self) -> bool:
         """Nothing leased, in flight or quarantined, nobody waiting."""
-        counts = self.health()["counts"]
-        busy = ("leased", "in_flight", "filled", "quarantined")
-        return not any(counts[f"pages_{state}"] for state in busy) and not any(
-            counts[name] for name in ("requests_waiting", "requests_active", "transfers_open")
+        return _is_clean(self.health()["counts"])
+
+    def wait_clean(self, timeout_s: float = 3.0) -> float:
+        """Wait until every page is free; returns how long that took."""
+        return wait_until(self.is_clean, timeout_s=timeout_s, what="the decoder is clean")
+
+    def counts(self) -> Counter[str]:
+        """What /health counts; 0 for what has never happened."""
+        return Counter(self.health()["counts"])
+
+    def wait_count(self, name: str, value: int, timeout_s: float = 3.0) -> None:
+        """Wait until one of the counts has this value (or has passed it)."""
+        wait_until(
+            lambda: self.counts()[name] >= value, timeout_s=timeout_s, what=f"{name} is {value}"
         )
 
-    def wait_clean(self, timeout_s: float = 3.0) -> None:
-        """Wait until every page is free."""
-        wait_until(self.is_clean, timeout_s=timeout_s, what=f"pages come back: {self.health()}")
+    def wait_healthy(self, timeout_s: float = 10.0) -> float:
+        """Wait until a prefiller is connected; returns how long that took."""
+        return wait_until(
+            lambda: self.health()["status"] == "ok",
+            timeout_s=timeout_s,
+            what="a prefiller is there",
+        )
 
     def timeline(self, request_id: str) -> dict[str, Any]:
         """A finished request's timeline."""
         base = self.url.removesuffix("/v1")
         answer: dict[str, Any] = self.client.get(f"{base}/pdx/requests/{request_id}").json()
         return answer
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs, or could."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def _body(
+    prompt: Sequence[int] | str, max_tokens: int | None, fields: dict[str, Any]
+) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    } | fields
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    return body
+
+
+def _is_clean(counts: dict[str, int]) -> bool:
+    busy = ("leased", "in_flight", "filled", "quarantined")
+    return not any(counts[f"pages_{state}"] for state in busy) and not any(
+        counts[name] for name in ("requests_waiting", "requests_active", "transfers_open")
+    )
 
 
 def start(arguments: Sequence[str], log: Path, env: dict[str, str] | None = None) -> Node:
@@ -167,8 +313,20 @@ def start(arguments: Sequence[str], log: Path, env: dict[str, str] | None = None
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=os.environ | _ENV | (env or {}),
+            start_new_session=True,  # a process group of its own, as in a terminal
         )
     return Node(process, log, "")
+
+
+def run_to_end(arguments: Sequence[str], log: Path, *, timeout_s: float) -> tuple[int, float, str]:
+    """Run a pdx command that ends by itself: exit code, seconds, stderr."""
+    began = time.monotonic()
+    node = start(arguments, log)
+    try:
+        code = node.process.wait(timeout=timeout_s)
+    finally:
+        _end(node)
+    return code, time.monotonic() - began, node.stderr()
 
 
 def read_announcement(node: Node, pattern: str, timeout_s: float = START_S) -> str:
@@ -203,16 +361,23 @@ def decoder(peer: str, log: Path, *arguments: str, **env: str) -> Iterator[Decod
     try:
         url = read_announcement(node, r"http://\S+/v1")
         with httpx.Client(timeout=60) as client:
-            yield Decoder(node.process, node.log, url, client)
+            ready = Decoder(node.process, node.log, url, client)
+            try:
+                yield ready
+            finally:
+                for call in ready.calls:
+                    call.leave()
     finally:
         _end(node)
 
 
 def _end(node: Node) -> None:
     family = node.family()
+    if node.process.poll() is None:
+        node.signal_family(signal.SIGCONT)
     node.stop()
     wait_until(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in family),
+        lambda: not any(map(is_alive, family)),
         timeout_s=5,
         what=f"all processes of the node end ({family})",
     )

@@ -8,15 +8,10 @@ import pytest
 
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.conftest import Generate, Pair
+from tests.system.prompts import prompt_of
 
 PAGE, CHUNK, CONTEXT = 16, 64, 512
 LENGTHS = [1, 2, PAGE - 1, PAGE, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * PAGE + 3, 200]
-
-
-def prompt_of(ids: list[int], length: int, shift: int = 0) -> list[int]:
-    """A prompt of exactly this length; different shifts share no prefix."""
-    body = (ids[1:] * 4)[shift : shift + length - 1]
-    return [ids[0], *body]
 
 
 @pytest.mark.parametrize("length", LENGTHS)

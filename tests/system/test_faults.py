@@ -1,0 +1,183 @@
+"""Nodes and processes die, hang and come back: the others decide in time, leak nothing, go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.transformers_oracle import Oracle
+from tests.system.cluster import Cluster
+from tests.system.nodes import Prefiller, decoder, is_alive, prefiller, wait_until
+from tests.system.prompts import prompt_of
+
+#: Within this the loss of a node is seen and decided.
+DECIDED_S = 2.0
+#: A stopped node is only missed by its beats, two seconds after the last one.
+MISSED_S = 3.0
+
+
+def check_lost(answer: tuple[int, dict[str, object]]) -> None:
+    """The client learns that the transfer failed, in OpenAI's shape."""
+    status, body = answer
+    assert status == 503, body
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert isinstance(error, dict)
+    assert error["type"] == "transfer_failed"
+    assert "lost" in error["message"]
+
+
+def check_alive(cluster: Cluster, oracle: Oracle, ids: list[int]) -> None:
+    """The next ordinary request succeeds and both nodes are clean afterwards."""
+    prompt = prompt_of(ids, 100, shift=3)
+    assert oracle.greedy(prompt, 64).agrees_with(cluster.decoder.complete(prompt, 64))
+    cluster.decoder.wait_clean()
+    cluster.prefiller.wait_clean()
+
+
+def test_prefiller_killed_in_mid_transfer(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    node, address = cluster.decoder, cluster.prefiller.address
+    short = prompt_of(tiny_prompt_ids, 17)
+    running = node.call(short, 400, stream=True)
+    assert running.wait_head() == 200
+    call = cluster.call_stopped_in_mid_transfer(prompt_of(tiny_prompt_ids, 300), 16)
+    node.wait_count("pages_in_flight", 1)
+
+    cluster.prefiller.kill()
+    killed_s = time.monotonic()
+    check_lost(call.answer())
+    assert time.monotonic() - killed_s < DECIDED_S
+    wait_until(
+        lambda: not any(node.counts()[f"pages_{s}"] for s in ("in_flight", "quarantined")),
+        timeout_s=DECIDED_S,
+        what="the pages of the lost transfer come back",
+    )
+    assert node.counts()["transfers_open"] == 0
+    assert tiny_oracle.greedy(short, 400).agrees_with(running.token_ids())
+    node.wait_clean()
+
+    refused = node.post(short, 4)
+    assert refused.status_code == 503
+    assert "no prefiller is connected" in refused.json()["error"]["message"]
+
+    cluster.start_prefiller(address)
+    assert cluster.prefiller.address == address
+    node.wait_healthy()
+    check_alive(cluster, tiny_oracle, tiny_prompt_ids)
+
+
+def test_stopped_prefiller_is_missed_and_taken_back(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    node = cluster.decoder
+    call = cluster.call_stopped_in_mid_transfer(prompt_of(tiny_prompt_ids, 300), 16)
+    cluster.prefiller.signal_family(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    check_lost(call.answer())
+    assert time.monotonic() - stopped_s < MISSED_S
+    node.wait_clean(DECIDED_S)
+    assert node.post(prompt_of(tiny_prompt_ids, 40), 4).status_code == 503
+
+    cluster.prefiller.signal_family(signal.SIGCONT)
+    node.wait_healthy()
+    check_alive(cluster, tiny_oracle, tiny_prompt_ids)
+
+
+def test_decoder_killed_in_mid_transfer(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    cluster.call_stopped_in_mid_transfer(prompt_of(tiny_prompt_ids, 300), 16)
+    cluster.decoder.kill()
+    cluster.resume_rank()  # what it runs still writes its own pages
+    cluster.prefiller.wait_clean(DECIDED_S)
+    assert cluster.prefiller.status()["links_open"] == 0
+    cluster.start_decoder()
+    check_alive(cluster, tiny_oracle, tiny_prompt_ids)
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
+def test_stopped_decoder_may_still_read_over_shm_only(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int], end: signal.Signals
+) -> None:
+    """Over shm the target pulls, also when it wakes up after the link's end. So source pages are
+    held until it has closed its endpoint or is gone.
+    """
+    source = cluster.prefiller
+    before = len(source.stderr())
+    call = cluster.call_with_stopped_rank(prompt_of(tiny_prompt_ids, 300), 16)
+    cluster.decoder.signal(signal.SIGSTOP)
+    cluster.resume_rank()
+    wait_until(
+        lambda: "ended: data path lost: no beat" in source.stderr()[before:],
+        timeout_s=MISSED_S + 1,
+        what="the stopped decoder is missed",
+    )
+    wait_until(
+        lambda: source.status()["requests_active"] == 0, timeout_s=3, what="the pass is over"
+    )
+    if cluster.provider == "shm":
+        assert source.status()["pages_quarantined"] > 0
+    else:
+        source.wait_clean(DECIDED_S)
+
+    cluster.decoder.signal(end)
+    source.wait_clean()
+    if end is signal.SIGKILL:
+        cluster.decoder.process.wait(timeout=5)
+        cluster.start_decoder()
+    else:
+        check_lost(call.answer())
+        cluster.decoder.wait_healthy()
+        cluster.decoder.wait_clean()
+    check_alive(cluster, tiny_oracle, tiny_prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("child", "named"), [("pdx.runner", "the rank"), ("pdx.server", "the frontend")]
+)
+def test_decoder_stops_when_one_of_its_processes_dies(
+    any_prefiller: Prefiller, tmp_path: Path, tiny_prompt_ids: list[int], child: str, named: str
+) -> None:
+    with decoder(any_prefiller.address, tmp_path / "decode.log", "--kv-memory", "16M") as node:
+        call = node.call(prompt_of(tiny_prompt_ids, 40), 400, stream=True)
+        assert call.wait_head() == 200
+        family = node.family()
+        os.kill(node.child(child), signal.SIGKILL)
+        assert node.process.wait(timeout=5) == 1
+        assert f"error: {named}" in node.stderr()
+        assert "SIGKILL" in node.stderr()
+        wait_until(lambda: not any(map(is_alive, family)), timeout_s=2, what="its processes end")
+    any_prefiller.wait_clean()
+
+
+def test_ctrl_c_ends_both_nodes_cleanly(
+    tiny_llama: Path, tmp_path: Path, tiny_prompt_ids: list[int]
+) -> None:
+    """A terminal sends SIGINT to every process of the group, in the middle of a request too."""
+    kv = ["--kv-memory", "16M"]
+    with (
+        prefiller(tiny_llama, tmp_path / "prefill.log", *kv) as source,
+        decoder(source.address, tmp_path / "decode.log", *kv) as target,
+    ):
+        ours = [*source.family(), *target.family()]
+        call = target.call(prompt_of(tiny_prompt_ids, 40), 400, stream=True)
+        assert call.wait_head() == 200
+        for node in (target, source):
+            began_s = time.monotonic()
+            os.killpg(node.pid, signal.SIGINT)
+            assert node.process.wait(timeout=10) == 0, node.stderr()
+            assert time.monotonic() - began_s < 5
+            assert "Traceback" not in node.stderr()
+    wait_until(lambda: not any(map(is_alive, ours)), timeout_s=2, what="all processes end")
+    left = [
+        path.name
+        for path in Path("/dev/shm").glob("*")
+        if any(f"-{pid}-" in path.name for pid in ours)
+    ]
+    assert not left
