@@ -45,6 +45,14 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     port: int
     #: Streams at once; more get a 503.
     max_streams: int
+    #: Clients must send it as a bearer token (all paths but /health); None: anyone may ask.
+    api_key: str | None = None
+    #: Longest time for one HTTP request, from its first byte to the answer's last; None: no limit.
+    request_timeout_s: float | None = 3600.0
+    #: Longest request body.
+    max_body_bytes: int = 16 << 20
+    #: Web origins whose scripts may use the API ("*": all); none: CORS is off.
+    cors_origins: tuple[str, ...] = ()
 
 
 class FrontendReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
