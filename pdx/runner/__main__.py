@@ -7,6 +7,7 @@ already be handled.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import socket
 import sys
@@ -24,6 +25,10 @@ def main() -> int:
     """Serve the primary until it closes the socket; 1 after a failure, which it has been told."""
     # A terminal's Ctrl-C goes to the whole process group; the primary decides when ranks end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # torch's compute threads spin while they wait for one another. Where a prefiller, a decoder and
+    # fabric workers share a few cores, a spinning thread keeps the awaited one from running: on two
+    # busy cores a decode step took 5 to 10 times as long. Read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = argparse.ArgumentParser(prog="python -m pdx.runner", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited UNIX stream socket")
     sock = socket.socket(fileno=parser.parse_args().fd)
