@@ -57,7 +57,7 @@ class FabricOptions:
     beat_timeout_s: float = 2.0
     #: From connect() until both probes have arrived.
     connect_timeout_s: float = 5.0
-    #: Entries of the completion queue. A link takes its window + 272 of them; beyond that
+    #: Entries of the completion queue. A link takes its window + 288 of them; beyond that
     #: open_link() is refused.
     queue_entries: int = 131072
 

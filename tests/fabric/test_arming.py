@@ -56,7 +56,7 @@ def test_a_batch_armed_late_goes_at_once(pair: Any) -> None:
 
 
 def test_chunks_of_one_transfer_follow_one_word(pair: Any) -> None:
-    """The next pass may be armed while this one runs; a due batch does not wait for an older one."""
+    """The next pass may be armed while this one runs; a due batch overtakes an older one."""
     here, there = join(pair.here, pair.there)
     pair.there.call("expect", there, 7, 1, 2 * LAYERS + 1)
     transfer = pair.here.fabric.open_transfer(here, 7, 1)

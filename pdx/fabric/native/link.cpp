@@ -62,7 +62,7 @@ void Link::release_region() {
 }
 
 // What the link can have in the completion queue at once: our peer's immediates and our own operations.
-size_t Link::queue_entries() const { return window + domain.tx_entries() + kReservedTxEntries; }
+size_t Link::queue_entries() const { return window + domain.tx_entries() + 2 * kReservedTxEntries; }
 
 bool Link::read_beat() {
     Beat beat;

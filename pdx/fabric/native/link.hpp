@@ -16,7 +16,7 @@
 
 namespace pdx {
 
-// Room in the transmit queue for beats and the probe.
+// Room for beats and the probe: in the transmit queue, and again in the peer's completion queue.
 constexpr uint32_t kReservedTxEntries = 16;
 
 struct Region {

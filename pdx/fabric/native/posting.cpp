@@ -137,15 +137,19 @@ ssize_t Worker::post_write(Link& link, Transfer& transfer, Batch& batch) {
 }
 
 // A probe or a beat. Injected: the data may change as soon as this returns.
+//
+// Over shm a beat carries the probe's immediate as well. Without one, libfabric 1.17 lets the writer's own process copy
+// into the target (seen with strace), which no closed endpoint at the target stops: a beat then hit freed memory. With
+// an immediate it goes through the target's queue, as the pages do, and ends at its fence.
 ssize_t Worker::post_small(Link& link, OpKind kind, const void* data, size_t num_bytes, uint64_t page_offset) {
     iovec local{const_cast<void*>(data), num_bytes};
     fi_rma_iov remote{link.peer.page_base + page_offset, num_bytes, link.peer.page_key};
     void* descriptor = nullptr;
     Op* op = ops_.take(link, kind);
-    const bool probe = kind == OpKind::kProbe;
-    const uint64_t flags = FI_COMPLETION | FI_INJECT | (probe ? FI_REMOTE_CQ_DATA : 0);
+    const bool tagged = kind == OpKind::kProbe || domain_.provider() == Provider::kShm;
+    const uint64_t flags = FI_COMPLETION | FI_INJECT | (tagged ? FI_REMOTE_CQ_DATA : 0);
     const fi_msg_rma message{&local, &descriptor, 1, link.peer.fi_addr, &remote, 1, op,
-                             probe ? link.peer.probe_tag : 0};
+                             tagged ? link.peer.probe_tag : 0};
     const ssize_t rc = fi_writemsg(link.endpoint.ep, &message, flags);
     if (rc) ops_.give_back(op);
     return rc;
