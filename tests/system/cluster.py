@@ -8,7 +8,9 @@ import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+from tests.oracle.transformers_oracle import Oracle
 from tests.system.nodes import Call, Decoder, Prefiller, decoder, prefiller, wait_until
 
 __all__ = ["CHUNK", "NUM_PAGES", "PAGE", "Cluster"]
@@ -57,26 +59,26 @@ class Cluster:
         self.decoder.wait_clean()
         self.prefiller.wait_clean()
 
-    def call_with_stopped_rank(self, prompt: list[int], max_tokens: int) -> Call:
+    def call_with_stopped_rank(self, prompt: list[int], max_tokens: int, **fields: Any) -> Call:
         """A request whose first pass has been sent to a rank that is stopped: nothing is written
         yet.
         """
         os.kill(self.prefiller.child("pdx.runner"), signal.SIGSTOP)
-        call = self.decoder.call(prompt, max_tokens)
-        wait_until(
-            lambda: self.prefiller.status()["requests_active"] == 1,
-            timeout_s=5,
-            what="the prefiller begins",
+        call = self.decoder.call(prompt, max_tokens, **fields)
+        self.prefiller.wait_status(
+            lambda status: status["requests_active"] == 1, what="the prefiller begins"
         )
         return call
 
-    def call_stopped_in_mid_transfer(self, prompt: list[int], max_tokens: int) -> Call:
+    def call_stopped_in_mid_transfer(
+        self, prompt: list[int], max_tokens: int, **fields: Any
+    ) -> Call:
         """A request of whose pages some are written and others not, with the prefiller's rank
         stopped.
         """
         rank = self.prefiller.child("pdx.runner")
         before = self.prefiller.status()["atoms_posted"]
-        call = self.call_with_stopped_rank(prompt, max_tokens)
+        call = self.call_with_stopped_rank(prompt, max_tokens, **fields)
 
         def some_are_written() -> bool:
             os.kill(rank, signal.SIGCONT)
@@ -92,6 +94,12 @@ class Cluster:
     def resume_rank(self) -> None:
         """Let the prefiller's rank run."""
         os.kill(self.prefiller.child("pdx.runner"), signal.SIGCONT)
+
+    def check_alive(self, oracle: Oracle, prompt: list[int]) -> None:
+        """An ordinary request succeeds, and both nodes are clean afterwards."""
+        assert oracle.greedy(prompt, 64).agrees_with(self.decoder.complete(prompt, 64))
+        self.decoder.wait_clean()
+        self.prefiller.wait_clean()
 
     def close(self) -> None:
         """Stop what runs."""

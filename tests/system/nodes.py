@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,9 +141,13 @@ class Prefiller(Node):
 
     def wait_clean(self, timeout_s: float = 3.0) -> float:
         """Wait until every page is free and nothing is queued; returns how long that took."""
-        return wait_until(
-            lambda: _is_clean(self.status()), timeout_s=timeout_s, what="the prefiller is clean"
-        )
+        return self.wait_status(_is_clean, timeout_s=timeout_s, what="the prefiller is clean")
+
+    def wait_status(
+        self, condition: Callable[[dict[str, int]], bool], *, what: str, timeout_s: float = 3.0
+    ) -> float:
+        """Wait until the status is as wanted; returns how long that took."""
+        return wait_until(lambda: condition(self.status()), timeout_s=timeout_s, what=what)
 
 
 class Call:

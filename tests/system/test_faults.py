@@ -31,14 +31,6 @@ def check_lost(answer: tuple[int, dict[str, object]]) -> None:
     assert "lost" in error["message"]
 
 
-def check_alive(cluster: Cluster, oracle: Oracle, ids: list[int]) -> None:
-    """The next ordinary request succeeds and both nodes are clean afterwards."""
-    prompt = prompt_of(ids, 100, shift=3)
-    assert oracle.greedy(prompt, 64).agrees_with(cluster.decoder.complete(prompt, 64))
-    cluster.decoder.wait_clean()
-    cluster.prefiller.wait_clean()
-
-
 def test_prefiller_killed_in_mid_transfer(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
@@ -69,7 +61,7 @@ def test_prefiller_killed_in_mid_transfer(
     cluster.start_prefiller(address)
     assert cluster.prefiller.address == address
     node.wait_healthy()
-    check_alive(cluster, tiny_oracle, tiny_prompt_ids)
+    cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
 def test_stopped_prefiller_is_missed_and_taken_back(
@@ -86,7 +78,7 @@ def test_stopped_prefiller_is_missed_and_taken_back(
 
     cluster.prefiller.signal_family(signal.SIGCONT)
     node.wait_healthy()
-    check_alive(cluster, tiny_oracle, tiny_prompt_ids)
+    cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
 def test_decoder_killed_in_mid_transfer(
@@ -98,7 +90,7 @@ def test_decoder_killed_in_mid_transfer(
     cluster.prefiller.wait_clean(DECIDED_S)
     assert cluster.prefiller.status()["links_open"] == 0
     cluster.start_decoder()
-    check_alive(cluster, tiny_oracle, tiny_prompt_ids)
+    cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
 @pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
@@ -118,9 +110,7 @@ def test_stopped_decoder_may_still_read_over_shm_only(
         timeout_s=MISSED_S + 1,
         what="the stopped decoder is missed",
     )
-    wait_until(
-        lambda: source.status()["requests_active"] == 0, timeout_s=3, what="the pass is over"
-    )
+    source.wait_status(lambda status: status["requests_active"] == 0, what="the pass is over")
     if cluster.provider == "shm":
         assert source.status()["pages_quarantined"] > 0
     else:
@@ -135,7 +125,7 @@ def test_stopped_decoder_may_still_read_over_shm_only(
         check_lost(call.answer())
         cluster.decoder.wait_healthy()
         cluster.decoder.wait_clean()
-    check_alive(cluster, tiny_oracle, tiny_prompt_ids)
+    cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
 @pytest.mark.parametrize(
