@@ -12,7 +12,7 @@ from pdx.engine.step_loop import StepLoop
 from pdx.errors import InvalidRequest, PdxError
 from pdx.request.request import SamplingParams
 from pdx.scheduler.scheduler import ScheduledPass
-from pdx.scheduler.sequence import SequenceUpdate
+from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
 __all__ = ["ColocatedEngine"]
 
@@ -58,7 +58,9 @@ class ColocatedEngine:
             )
         request_id, self._next_id = self._next_id, self._next_id + 1
         stream = self._streams[request_id] = asyncio.Queue()
-        self.scheduler.submit(request_id, token_ids, sampling)
+        num_top = sampling.prompt_logprobs
+        scoring = None if num_top is None else PromptScoring(num_top=num_top)
+        self.scheduler.submit(request_id, token_ids, sampling, scoring)
         self._loop.wake()
         try:
             while True:

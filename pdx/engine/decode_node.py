@@ -31,6 +31,7 @@ from pdx.messenger.handshake import FabricChoice, NodeIdentity
 from pdx.messenger.messages import Prefill
 from pdx.messenger.plan import expected_atoms
 from pdx.messenger.slots import SlotTable
+from pdx.request.batch import ScoredToken
 from pdx.request.stream import (
     Abort,
     FrontendConfig,
@@ -151,7 +152,9 @@ class DecodeNode:
             self._report_failure(submit.stream_id, error)
             return
         self._requests[submit.stream_id] = DecodeRequest(
-            request_id=submit.stream_id, prompt_len=len(submit.token_ids)
+            request_id=submit.stream_id,
+            prompt_len=len(submit.token_ids),
+            prompt_logprobs_wanted=submit.sampling.prompt_logprobs,
         )
 
     def _check(self, submit: Submit) -> None:
@@ -236,6 +239,8 @@ class DecodeNode:
                 slot=pair[0],
                 generation=pair[1],
                 atoms=atoms,
+                prompt_logprobs=request.prompt_logprobs_wanted,
+                last_token_id=sequence.token_ids[-1],
             )
         )
 
@@ -257,6 +262,8 @@ class DecodeNode:
                 StreamUpdate(
                     stream_id=update.request_id,
                     token_ids=update.token_ids,
+                    logprobs=update.logprobs,
+                    prompt_logprobs=request.take_prompt_logprobs(),
                     finish_reason=update.finish_reason,
                     timeline=request.timeline() if finished else None,
                 )
@@ -271,11 +278,17 @@ class DecodeNode:
         self._pool.drop(transfer.lease_id, Use.REMOTE_WRITE, proof)
         self._loop.wake()
 
-    def transfer_ready(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
+    def transfer_counted(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
+        self._request_of(transfer_id).on_arrived(arrival)
+
+    def prompt_scored(self, link: DecodeLink, transfer_id: int, tokens: list[ScoredToken]) -> None:
+        self._request_of(transfer_id).prompt_logprobs += tokens
+
+    def transfer_ready(self, link: DecodeLink, transfer_id: int) -> None:
         request = self._request_of(transfer_id)
+        request.on_ready()
         sequence = self.scheduler.sequence(request.request_id)
         assert sequence is not None
-        request.on_arrived(arrival)
         self.scheduler.start(request.request_id, num_computed=len(sequence.token_ids) - 1)
         self._loop.wake()
 

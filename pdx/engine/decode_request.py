@@ -12,6 +12,7 @@ import numpy as np
 from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.decode_side import PrefillTimes
 from pdx.metrics.timeline import RequestTimeline
+from pdx.request.batch import ScoredToken
 
 __all__ = ["DecodeRequest"]
 
@@ -22,6 +23,9 @@ class DecodeRequest:
 
     request_id: int
     prompt_len: int
+    #: How many alternatives to score the prompt with; None: not asked, or done before a preemption.
+    prompt_logprobs_wanted: int | None = None
+    prompt_logprobs: list[ScoredToken] = field(default_factory=list)
     arrival_s: float = field(default_factory=time.monotonic)
     #: The transfer that runs now.
     transfer_id: int | None = None
@@ -49,9 +53,18 @@ class DecodeRequest:
 
     def on_arrived(self, arrival: Arrival) -> None:
         """The KV cache is here."""
-        self.arrived_transfer_id, self.transfer_id = self.transfer_id, None
         self.arrival = arrival
         self.arrived_s = time.monotonic()
+
+    def on_ready(self) -> None:
+        """The request starts."""
+        self.arrived_transfer_id, self.transfer_id = self.transfer_id, None
+        self.prompt_logprobs_wanted = None
+
+    def take_prompt_logprobs(self) -> list[ScoredToken]:
+        """The prompt's scores, once: they go out with the first tokens."""
+        scores, self.prompt_logprobs = self.prompt_logprobs, []
+        return scores
 
     def on_tokens(self, num_tokens: int) -> None:
         """The rank has sampled."""

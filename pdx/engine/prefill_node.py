@@ -22,10 +22,10 @@ from pdx.kv.pages import Use
 from pdx.messenger.control import Address, ControlConnection
 from pdx.messenger.fabric_hub import FabricHub
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
-from pdx.messenger.messages import Description, Goodbye, Hello
+from pdx.messenger.messages import Description, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.scheduler.scheduler import ScheduledPass
-from pdx.scheduler.sequence import SequenceUpdate
+from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
 __all__ = ["PrefillNode"]
 
@@ -176,17 +176,22 @@ class PrefillNode:
 
     # ---- PrefillLinkOwner -----------------------------------------------------------------
 
-    def accept(self, link: PrefillLink, transfer_id: int, token_ids: list[int]) -> None:
-        if len(token_ids) > self._loaded.context_len:
+    def accept(self, link: PrefillLink, prefill: Prefill) -> None:
+        if len(prefill.token_ids) > self._loaded.context_len:
             raise InvalidRequest(
-                f"{len(token_ids)} tokens exceed the prefiller's context of "
+                f"{len(prefill.token_ids)} tokens exceed the prefiller's context of "
                 f"{self._loaded.context_len}",
                 param="prompt",
             )
+        scoring = None
+        if prefill.prompt_logprobs is not None:
+            scoring = PromptScoring(
+                num_top=prefill.prompt_logprobs, next_token_id=prefill.last_token_id
+            )
         request_id = next(self._next_request_id)
-        self.scheduler.submit(request_id, token_ids, None)
-        job = _Job(request_id, link, transfer_id)
-        self._jobs[request_id] = self._by_transfer[link, transfer_id] = job
+        self.scheduler.submit(request_id, prefill.token_ids, None, scoring)
+        job = _Job(request_id, link, prefill.transfer_id)
+        self._jobs[request_id] = self._by_transfer[link, prefill.transfer_id] = job
         self._loop.wake()
 
     def drop(self, link: PrefillLink, transfer_id: int) -> None:
@@ -240,7 +245,11 @@ class PrefillNode:
             )
 
     def after_pass(self, updates: list[SequenceUpdate]) -> None:
-        self.counters["prefilled"] += len(updates)
+        self.counters["prefilled"] += sum(update.prefilled for update in updates)
+        for update in updates:
+            job = self._jobs.get(update.request_id)
+            if update.prompt_scores is not None and job is not None:
+                job.link.on_scores(job.transfer_id, update.prompt_scores, last=update.prefilled)
 
     # ---- health ---------------------------------------------------------------------------
 

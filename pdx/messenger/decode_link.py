@@ -21,6 +21,7 @@ from pdx.fabric import Arrived, FabricEvent, Fenced, LinkDown, LinkUp, Surplus
 from pdx.kv.pages import Proof
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.decode_side import (
+    Counted,
     DecodeAction,
     DecodeSide,
     EndLink,
@@ -30,6 +31,7 @@ from pdx.messenger.decode_side import (
     Ready,
     Release,
     Retarget,
+    Scores,
     Send,
     Settled,
     TransferTimeouts,
@@ -37,6 +39,7 @@ from pdx.messenger.decode_side import (
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
 from pdx.messenger.messages import ControlMessage, Goodbye, Prefill, Welcome
 from pdx.messenger.slots import SlotTable
+from pdx.request.batch import ScoredToken
 
 __all__ = ["Arrival", "DecodeLink", "DecodeLinkOwner"]
 
@@ -60,11 +63,17 @@ class DecodeLinkOwner(Protocol):
     def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
         """No write of the transfer can come any more."""
 
-    def transfer_ready(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
+    def transfer_counted(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
         """The KV cache is here, complete."""
+
+    def transfer_ready(self, link: DecodeLink, transfer_id: int) -> None:
+        """All that the request waited for is here; it may start."""
 
     def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
         """The KV cache will not come."""
+
+    def prompt_scored(self, link: DecodeLink, transfer_id: int, tokens: list[ScoredToken]) -> None:
+        """Scores of the prompt's next tokens; all of them come before transfer_ready."""
 
     def prefill_times(self, link: DecodeLink, times: PrefillTimes) -> None:
         """When the prefiller worked on a transfer."""
@@ -94,6 +103,7 @@ class DecodeLink:
         self._owner = owner
         self._side = DecodeSide(slots, timeouts)
         self._fabric_link: FabricLink | None = None
+        #: Of the Arrived event that is being handled.
         self._arrival: Arrival | None = None
 
     @property
@@ -210,9 +220,13 @@ class DecodeLink:
                     self.end(reason)
                 case Settled(transfer_id=transfer_id, proof=proof):
                     self._owner.transfer_settled(self, transfer_id, proof)
-                case Ready(transfer_id=transfer_id):
+                case Scores(transfer_id=transfer_id, tokens=tokens):
+                    self._owner.prompt_scored(self, transfer_id, tokens)
+                case Counted(transfer_id=transfer_id):
                     assert self._arrival is not None
-                    self._owner.transfer_ready(self, transfer_id, self._arrival)
+                    self._owner.transfer_counted(self, transfer_id, self._arrival)
+                case Ready(transfer_id=transfer_id):
+                    self._owner.transfer_ready(self, transfer_id)
                 case Lost(transfer_id=transfer_id, error=error):
                     self._owner.transfer_lost(self, transfer_id, error)
                 case PrefillTimes():

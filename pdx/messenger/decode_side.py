@@ -7,9 +7,11 @@ Invariants, whatever order events come in:
    count equals, by a fence, or because the peer never started. Until then its pages and its slot
    stay taken. A clock may end the link (which fences it); it never settles anything.
 2. A transfer gets Ready or Lost at most once, never both, and never after the engine cancelled it.
-3. Ready comes only from a complete count while the link was alive.
+3. Ready comes only from a complete count while the link was alive, and after the prompt's scores
+   where they were asked for.
 
-    start -> COUNTING --count complete--> (Settled, Ready) READY --Posted--> gone
+    start -> COUNTING --count complete--> (Settled, Counted, Ready) READY --Posted--> gone
+                |  |   (with scores of the prompt to come: (Settled) SCORING --last scores--> READY)
                 |  |--Reject-----------> (Settled, Lost)  gone
                 |  |--Failed-----------> (Lost) -> DRAINING --count = total--> (Settled) gone
                 |  +--cancel-----------> CANCELLED --Drained--> DRAINING
@@ -30,11 +32,14 @@ from pdx.messenger.messages import (
     Failed,
     Posted,
     Prefill,
+    PromptLogprobs,
     Reject,
 )
 from pdx.messenger.slots import SlotTable
+from pdx.request.batch import ScoredToken
 
 __all__ = [
+    "Counted",
     "DecodeAction",
     "DecodeSide",
     "EndLink",
@@ -44,6 +49,7 @@ __all__ = [
     "Ready",
     "Release",
     "Retarget",
+    "Scores",
     "Send",
     "Settled",
     "TransferTimeouts",
@@ -99,8 +105,15 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Counted:
     """The KV cache is here, complete."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """All that the request waited for is here: the KV cache, and scores if it asked for them."""
 
     transfer_id: int
 
@@ -114,6 +127,14 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of the prompt's next tokens."""
+
+    transfer_id: int
+    tokens: list[ScoredToken]
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillTimes:
     """When the prefiller worked, on its host's monotonic clock."""
 
@@ -122,7 +143,19 @@ class PrefillTimes:
     last_layer_ns: int
 
 
-DecodeAction = Send | Expect | Retarget | Release | EndLink | Settled | Ready | Lost | PrefillTimes
+DecodeAction = (
+    Send
+    | Expect
+    | Retarget
+    | Release
+    | EndLink
+    | Settled
+    | Counted
+    | Scores
+    | Ready
+    | Lost
+    | PrefillTimes
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +172,12 @@ class _State(enum.Enum):
     COUNTING = enum.auto()
     CANCELLED = enum.auto()
     DRAINING = enum.auto()
+    SCORING = enum.auto()
     READY = enum.auto()
     ABANDONED = enum.auto()
+
+
+_TOTAL_IS_NEWS_NO_MORE = (_State.SCORING, _State.READY, _State.DRAINING)
 
 
 @dataclass(slots=True)
@@ -154,6 +191,8 @@ class _Transfer:
     deadline: float | None = None
     #: Count at the time the deadline was set.
     seen: int = 0
+    awaits_scores: bool = False
+    posted: bool = False
 
 
 class DecodeSide:
@@ -175,6 +214,7 @@ class DecodeSide:
         """Begin a transfer in the slot that the message names; the caller took it."""
         assert not self._ended and prefill.transfer_id not in self._transfers
         transfer = _Transfer(prefill.transfer_id, prefill.slot, prefill.generation, prefill.atoms)
+        transfer.awaits_scores = prefill.prompt_logprobs is not None
         self._transfers[prefill.transfer_id] = transfer
         self._by_slot[prefill.slot, prefill.generation] = transfer
         return [Expect(prefill.slot, prefill.generation, prefill.atoms), Send(prefill)]
@@ -182,6 +222,8 @@ class DecodeSide:
     def cancel(self, transfer_id: int, now: float) -> list[DecodeAction]:
         """The engine does not want the result any more. Unknown and finished transfers are fine."""
         transfer = self._transfers.get(transfer_id)
+        if transfer is not None and transfer.state is _State.SCORING:
+            del self._transfers[transfer_id]  # its writes are counted: nothing is left to stop
         if transfer is None or transfer.state is not _State.COUNTING:
             return []
         transfer.state = _State.CANCELLED
@@ -197,6 +239,8 @@ class DecodeSide:
         match message:
             case Reject():
                 return self._on_reject(message)
+            case PromptLogprobs():
+                return self._on_scores(message)
             case Posted():
                 return self._on_posted(message, now)
             case Failed(transfer_id=transfer_id, atoms=atoms, failed=failed, reason=reason):
@@ -220,11 +264,31 @@ class DecodeSide:
         proof = Proof.DRAINED if transfer.state is _State.DRAINING else Proof.COUNTED
         actions = self._settle(transfer, proof)
         if transfer.state is _State.COUNTING:
-            transfer.state = _State.READY
+            transfer.state = _State.SCORING
             transfer.deadline = None
-            return [*actions, Ready(transfer.transfer_id)]
+            counted = Counted(transfer.transfer_id)
+            return [*actions, counted, *self._ready_if_scored(transfer)]
         del self._transfers[transfer.transfer_id]
         return actions
+
+    def _on_scores(self, message: PromptLogprobs) -> list[DecodeAction]:
+        transfer = self._transfers.get(message.transfer_id)
+        if transfer is None or not transfer.awaits_scores:
+            return []
+        transfer.awaits_scores = not message.last
+        if transfer.state not in (_State.COUNTING, _State.SCORING):
+            return []
+        scores = Scores(message.transfer_id, message.tokens)
+        ready = self._ready_if_scored(transfer) if transfer.state is _State.SCORING else []
+        return [scores, *ready]
+
+    def _ready_if_scored(self, transfer: _Transfer) -> list[DecodeAction]:
+        if transfer.awaits_scores:
+            return []
+        transfer.state = _State.READY
+        if transfer.posted:
+            del self._transfers[transfer.transfer_id]
+        return [Ready(transfer.transfer_id)]
 
     def on_surplus(self, slot: int, generation: int) -> list[DecodeAction]:
         """More atoms than expected came for a pair: somebody writes what nobody asked for."""
@@ -253,9 +317,9 @@ class DecodeSide:
         self._ended = True
         actions: list[DecodeAction] = []
         for transfer in list(self._transfers.values()):
-            if transfer.state is _State.COUNTING:
+            if transfer.state in (_State.COUNTING, _State.SCORING):
                 actions.append(Lost(transfer.transfer_id, _link_lost(reason)))
-            if transfer.state is _State.READY:
+            if transfer.state in (_State.READY, _State.SCORING):
                 del self._transfers[transfer.transfer_id]
             transfer.state = _State.ABANDONED
         return actions
@@ -289,8 +353,11 @@ class DecodeSide:
             return []
         if message.atoms != transfer.atoms:
             return [EndLink(f"the peer posted {message.atoms} atoms, not {transfer.atoms}")]
+        transfer.posted = True
         if transfer.state is _State.READY:
             del self._transfers[message.transfer_id]
+        elif transfer.state is _State.SCORING:
+            pass  # everything is counted; the scores are on their way
         elif transfer.state is _State.CANCELLED:
             return self._on_total(message.transfer_id, message.atoms, 0, now)
         else:
@@ -302,7 +369,7 @@ class DecodeSide:
     ) -> list[DecodeAction]:
         """The peer will post nothing more for this transfer."""
         transfer = self._transfers.get(transfer_id)
-        if transfer is None or transfer.state in (_State.READY, _State.DRAINING):
+        if transfer is None or transfer.state in _TOTAL_IS_NEWS_NO_MORE:
             return []
         if failed or atoms > transfer.atoms:
             return [EndLink(f"{failed} of {atoms} writes of transfer {transfer_id} failed")]

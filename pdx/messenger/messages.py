@@ -4,7 +4,7 @@ pair.
     decoder                                prefiller
     Describe                 ------------> Description        (a connection of its own; optional)
     Hello                    ------------> Welcome | Refuse
-    Prefill                  ------------> Reject | Posted | Failed
+    Prefill                  ------------> Reject | PromptLogprobs | Posted | Failed
     Cancel                   ------------> Drained
     Goodbye                  <-----------> Goodbye
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from pdx.messenger.manifest import Manifest
+from pdx.request.batch import ScoredToken
 
 __all__ = [
     "MAX_CONTROL_FRAME_BYTES",
@@ -31,6 +32,7 @@ __all__ = [
     "Hello",
     "Posted",
     "Prefill",
+    "PromptLogprobs",
     "Refuse",
     "Reject",
     "Welcome",
@@ -103,6 +105,10 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
     generation: int
     #: Atoms that the decoder will count. A prefiller whose plan gives another number rejects.
     atoms: int
+    #: Score the prompt's tokens, with this many of the most likely ones; None: do not.
+    prompt_logprobs: int | None = None
+    #: The prompt's last token, where the prompt is scored.
+    last_token_id: int | None = None
 
 
 class Reject(msgspec.Struct, frozen=True, kw_only=True, tag="reject"):
@@ -112,6 +118,15 @@ class Reject(msgspec.Struct, frozen=True, kw_only=True, tag="reject"):
     http_status: int
     kind: str
     message: str
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
+    """Scores of prompt tokens from ``first_position`` on; ``last`` with the final ones."""
+
+    transfer_id: int
+    first_position: int
+    tokens: list[ScoredToken]
+    last: bool
 
 
 class Posted(msgspec.Struct, frozen=True, kw_only=True, tag="posted"):
@@ -161,6 +176,7 @@ ControlMessage = (
     | Refuse
     | Prefill
     | Reject
+    | PromptLogprobs
     | Posted
     | Cancel
     | Drained

@@ -31,7 +31,7 @@ from pdx.kv.progress import layer_value
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.decode_side import EndLink, Send
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
-from pdx.messenger.messages import Goodbye, Hello
+from pdx.messenger.messages import Goodbye, Hello, Prefill
 from pdx.messenger.prefill_side import (
     Accept,
     Arm,
@@ -44,6 +44,7 @@ from pdx.messenger.prefill_side import (
     ReleaseSource,
     Seal,
 )
+from pdx.request.batch import PromptScores
 
 __all__ = ["PrefillLink", "PrefillLinkOwner"]
 
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 class PrefillLinkOwner(Protocol):
     """What a link asks of the engine."""
 
-    def accept(self, link: PrefillLink, transfer_id: int, token_ids: list[int]) -> None:
+    def accept(self, link: PrefillLink, prefill: Prefill) -> None:
         """Queue a prompt; raises RequestError if that is impossible."""
 
     def drop(self, link: PrefillLink, transfer_id: int) -> None:
@@ -160,6 +161,11 @@ class PrefillLink:
         )
         self._apply(actions)
 
+    def on_scores(self, transfer_id: int, scores: PromptScores, *, last: bool) -> None:
+        """A pass has scored some of the prompt's tokens."""
+        actions = self._side.on_scores(transfer_id, scores.first_position, scores.tokens, last=last)
+        self._apply(actions)
+
     def end(self, reason: str) -> None:
         """End the link: drop its work, fence its endpoint. Idempotent."""
         if self._ended:
@@ -221,11 +227,11 @@ class PrefillLink:
                         self.end(error.message)
             case EndLink(reason=reason):
                 self.end(reason)
-            case Accept(transfer_id=transfer_id, token_ids=token_ids):
+            case Accept(prefill=prefill):
                 try:
-                    self._owner.accept(self, transfer_id, token_ids)
+                    self._owner.accept(self, prefill)
                 except RequestError as error:
-                    self._apply(self._side.refuse(transfer_id, error))
+                    self._apply(self._side.refuse(prefill.transfer_id, error))
             case Dropped(transfer_id=transfer_id):
                 self._owner.drop(self, transfer_id)
             case HoldSource(transfer_id=transfer_id):

@@ -28,9 +28,11 @@ from pdx.messenger.messages import (
     Failed,
     Posted,
     Prefill,
+    PromptLogprobs,
     Reject,
 )
 from pdx.messenger.plan import PagePair, SendCursor, TransferPlan
+from pdx.request.batch import ScoredToken
 
 __all__ = [
     "Accept",
@@ -50,8 +52,7 @@ __all__ = [
 class Accept:
     """Queue the prompt; answer with :meth:`PrefillSide.refuse` if that is impossible."""
 
-    transfer_id: int
-    token_ids: list[int]
+    prefill: Prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,18 @@ class PrefillSide:
             actions.append(Seal(transfer_id))
         return actions
 
+    def on_scores(
+        self, transfer_id: int, first_position: int, tokens: list[ScoredToken], *, last: bool
+    ) -> list[PrefillAction]:
+        """A pass has scored some of the prompt's tokens."""
+        transfer = self._transfers.get(transfer_id)
+        if self._ended or transfer is None or transfer.state is _State.CANCELLED:
+            return []
+        message = PromptLogprobs(
+            transfer_id=transfer_id, first_position=first_position, tokens=tokens, last=last
+        )
+        return [Send(message)]
+
     def on_send_done(
         self, transfer_id: int, *, posted: int, failed: int, last_progress_ns: int
     ) -> list[PrefillAction]:
@@ -223,7 +236,7 @@ class PrefillSide:
         """
         transfer = self._transfers[transfer_id]
         state, transfer.state = transfer.state, _State.DONE
-        if self._by_slot[transfer.prefill.slot] != transfer_id:
+        if self._by_slot.get(transfer.prefill.slot) != transfer_id:
             self._forget(transfer_id)
         transfer.posted, transfer.failed = posted, failed
         released = ReleaseSource(transfer_id, unproved=failed > 0)
@@ -273,7 +286,7 @@ class PrefillSide:
             return [_reject(message.transfer_id, error)]
         self._transfers[message.transfer_id] = _Transfer(message, plan, SendCursor(plan))
         self._by_slot[message.slot] = message.transfer_id
-        return [Accept(message.transfer_id, message.token_ids)]
+        return [Accept(message)]
 
     def _on_cancel(self, transfer_id: int) -> list[PrefillAction]:
         transfer = self._transfers.get(transfer_id)

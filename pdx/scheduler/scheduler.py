@@ -21,9 +21,17 @@ from dataclasses import dataclass
 
 from pdx.errors import InvalidRequest
 from pdx.kv.pages import PagePool, Use
-from pdx.request.batch import Batch, RequestStart, RequestStep, StepOutput
+from pdx.request.batch import (
+    Batch,
+    PromptScores,
+    RequestStart,
+    RequestStep,
+    SampledToken,
+    ScoredToken,
+    StepOutput,
+)
 from pdx.request.request import FinishReason, SamplingParams
-from pdx.scheduler.sequence import Sequence, SequenceState, SequenceUpdate
+from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceState, SequenceUpdate
 
 __all__ = ["PrefillChunk", "ScheduledPass", "Scheduler", "SchedulerLimits"]
 
@@ -77,14 +85,18 @@ class Scheduler:
     # ---- requests come and go -------------------------------------------------------------
 
     def submit(
-        self, request_id: int, token_ids: list[int], sampling: SamplingParams | None
+        self,
+        request_id: int,
+        token_ids: list[int],
+        sampling: SamplingParams | None,
+        scoring: PromptScoring | None = None,
     ) -> None:
-        """Queue a request.
+        """Queue a request; ``scoring`` where its prompt is prefilled and scored here.
 
         Raises:
             InvalidRequest: it could never fit this node's pages.
         """
-        sequence = Sequence(request_id, list(token_ids), len(token_ids), sampling)
+        sequence = Sequence(request_id, list(token_ids), len(token_ids), sampling, scoring)
         assert token_ids and request_id not in self._active
         needed = self._num_pages_for(sequence.max_len())
         if needed > self.pool.num_pages:
@@ -169,7 +181,8 @@ class Scheduler:
         requests.
         """
         assert output.pass_idx == self._last_pass_idx
-        sampled = {token.request_id: token.token_id for token in output.tokens}
+        sampled = {token.request_id: token for token in output.tokens}
+        scores = {scored.request_id: scored for scored in output.prompt_scores}
         updates = []
         for sequence in self._in_pass:
             assert sequence.lease_id is not None
@@ -179,7 +192,8 @@ class Scheduler:
             if sequence.state is SequenceState.ENDED:
                 self._forget(sequence)
             else:
-                update = self._advance(sequence, sampled.get(sequence.request_id))
+                request_id = sequence.request_id
+                update = self._advance(sequence, sampled.get(request_id), scores.get(request_id))
                 if update is not None:
                     updates.append(update)
         self._in_pass = []
@@ -187,19 +201,28 @@ class Scheduler:
 
     # ---- inside ---------------------------------------------------------------------------
 
-    def _advance(self, sequence: Sequence, token_id: int | None) -> SequenceUpdate | None:
-        if token_id is None:
-            if sequence.sampling is None and sequence.prefill_done:
+    def _advance(
+        self, sequence: Sequence, sampled: SampledToken | None, scores: PromptScores | None
+    ) -> SequenceUpdate | None:
+        request_id = sequence.request_id
+        if sampled is None:
+            prefilled = sequence.sampling is None and sequence.prefill_done
+            if prefilled:
                 self._end(sequence)
-                return SequenceUpdate(request_id=sequence.request_id, prefilled=True)
-            return None
+            if not prefilled and scores is None:
+                return None
+            return SequenceUpdate(request_id=request_id, prefilled=prefilled, prompt_scores=scores)
         assert sequence.sampling is not None
-        sequence.token_ids.append(token_id)
-        reason = _finish_reason(sequence, token_id, sequence.sampling)
+        sequence.token_ids.append(sampled.token_id)
+        reason = _finish_reason(sequence, sampled.token_id, sequence.sampling)
         if reason is not None:
             self._end(sequence)
         return SequenceUpdate(
-            request_id=sequence.request_id, token_ids=[token_id], finish_reason=reason
+            request_id=request_id,
+            token_ids=[sampled.token_id],
+            logprobs=_logprobs(sampled, sequence.sampling),
+            prompt_scores=scores,
+            finish_reason=reason,
         )
 
     def _schedule_decodes(self) -> list[Sequence]:
@@ -272,6 +295,8 @@ class Scheduler:
             num_computed=sequence.num_computed,
             first_output_idx=sequence.output_len,
             sampling=sequence.sampling,
+            prompt_logprobs=sequence.scoring.num_top if sequence.scoring else None,
+            next_token_id=sequence.scoring.next_token_id if sequence.scoring else None,
         )
 
     def _step(self, sequence: Sequence, num_tokens: int) -> RequestStep:
@@ -318,3 +343,9 @@ def _finish_reason(
     if token_id in sampling.stop_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if sequence.output_len >= sampling.max_tokens else None
+
+
+def _logprobs(sampled: SampledToken, sampling: SamplingParams) -> list[ScoredToken]:
+    if sampling.logprobs is None:
+        return []
+    return [ScoredToken(token_id=sampled.token_id, logprob=sampled.logprob, top=sampled.top)]

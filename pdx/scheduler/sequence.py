@@ -7,9 +7,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from pdx.request.batch import PromptScores, ScoredToken
 from pdx.request.request import FinishReason, SamplingParams
 
-__all__ = ["Sequence", "SequenceState", "SequenceUpdate"]
+__all__ = ["PromptScoring", "Sequence", "SequenceState", "SequenceUpdate"]
 
 
 class SequenceState(enum.Enum):
@@ -25,6 +26,16 @@ class SequenceState(enum.Enum):
     ENDED = "ended"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScoring:
+    """Score the prompt's tokens while it is prefilled."""
+
+    #: How many of the most likely tokens to report at each position.
+    num_top: int
+    #: The token after the prompt as this node knows it, where another node samples.
+    next_token_id: int | None = None
+
+
 @dataclass(slots=True)
 class Sequence:
     """Owned by the scheduler; others read it."""
@@ -35,6 +46,7 @@ class Sequence:
     prompt_len: int
     #: None where this node only prefills the request.
     sampling: SamplingParams | None
+    scoring: PromptScoring | None = None
     state: SequenceState = SequenceState.WAITING
     lease_id: int | None = None
     #: Tokens at the front of ``token_ids`` whose KV is in our pages.
@@ -72,5 +84,8 @@ class SequenceUpdate:
 
     request_id: int
     token_ids: list[int] = field(default_factory=list)
+    #: One for each of ``token_ids``, where the request asks for log-probabilities.
+    logprobs: list[ScoredToken] = field(default_factory=list)
+    prompt_scores: PromptScores | None = None
     finish_reason: FinishReason | None = None
     prefilled: bool = False

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from pdx.errors import CapacityError, ProtocolError
 from pdx.kv.pages import Proof
 from pdx.messenger.decode_side import (
+    Counted,
     DecodeAction,
     DecodeSide,
     EndLink,
@@ -28,6 +29,7 @@ from pdx.messenger.decode_side import (
     Ready,
     Release,
     Retarget,
+    Scores,
     Send,
     Settled,
     TransferTimeouts,
@@ -47,6 +49,7 @@ from pdx.messenger.prefill_side import (
     Seal,
 )
 from pdx.messenger.slots import SlotTable
+from pdx.request.batch import ScoredToken
 
 PAGE, LAYERS, CHUNK, DST_PAGES = 4, 3, 8, 64
 
@@ -87,6 +90,9 @@ class World:
     outcome: dict[int, str] = field(default_factory=dict)
     settled: dict[int, Proof] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
+    #: Prompt tokens to be scored, by transfer, and how many have been.
+    wants_scores: dict[int, int] = field(default_factory=dict)
+    scored: dict[int, int] = field(default_factory=dict)
     ended: bool = False
     fenced: bool = False
     prefill_ended: bool = False
@@ -114,7 +120,11 @@ class World:
             slot=pair[0],
             generation=pair[1],
             atoms=expected_atoms(num_tokens, 0, PAGE, LAYERS),
+            prompt_logprobs=self.rng.choice([None, 0]),
+            last_token_id=1,
         )
+        if message.prompt_logprobs is not None:
+            self.wants_scores[transfer_id] = num_tokens
         self.on_decode(self.decode.start(message))
 
     def on_decode(self, actions: list[DecodeAction]) -> None:
@@ -138,10 +148,16 @@ class World:
                     assert not self.ended
                     self.on_outcome(transfer_id, "ready")
                     assert self.settled[transfer_id] is Proof.COUNTED
+                    if transfer_id in self.wants_scores:
+                        assert self.scored[transfer_id] == self.wants_scores[transfer_id]
                 case Lost(transfer_id=transfer_id):
                     self.on_outcome(transfer_id, "lost")
-                case PrefillTimes():
+                case PrefillTimes() | Counted():
                     pass
+                case Scores(transfer_id=transfer_id, tokens=tokens):
+                    assert transfer_id not in self.outcome
+                    assert transfer_id not in self.cancelled
+                    self.scored[transfer_id] = self.scored.get(transfer_id, 0) + len(tokens)
 
     def on_settled(self, transfer_id: int, proof: Proof) -> None:
         assert transfer_id not in self.settled, "settled twice"
@@ -187,7 +203,8 @@ class World:
             match action:
                 case Send(message=message):
                     self.to_decode.append(message)
-                case Accept(transfer_id=transfer_id, token_ids=token_ids):
+                case Accept(prefill=prefill):
+                    transfer_id, token_ids = prefill.transfer_id, prefill.token_ids
                     if self.rng.random() < 0.1:
                         error = CapacityError("refused")
                         self.on_prefill(self.prefill.refuse(transfer_id, error))
@@ -221,7 +238,7 @@ class World:
         if queued and not self.prefill_ended:
             transfer_id = self.rng.choice(queued)
             job = self.jobs[transfer_id]
-            job.done = min(job.done + CHUNK, job.num_tokens)
+            start, job.done = job.done, min(job.done + CHUNK, job.num_tokens)
             actions = self.prefill.on_chunk(
                 transfer_id,
                 pass_idx=1,
@@ -231,6 +248,13 @@ class World:
                 now_ns=0,
             )
             self.on_prefill(actions)
+            if transfer_id in self.wants_scores:
+                self.score(transfer_id, start, job)
+
+    def score(self, transfer_id: int, start: int, job: Job) -> None:
+        tokens = [ScoredToken(token_id=1, logprob=0.0, top=[])] * (job.done - start)
+        last = job.done == job.num_tokens
+        self.on_prefill(self.prefill.on_scores(transfer_id, start + 1, tokens, last=last))
 
     def post(self) -> None:
         """The worker posts some due atoms; some fail, some are lost without a word."""
