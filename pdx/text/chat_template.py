@@ -21,6 +21,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 from pdx.errors import CheckpointError, InvalidRequest
+from pdx.text.reasoning import THINK_END
+from pdx.text.tool_calls import CALL_START
 
 __all__ = ["ChatTemplate", "flatten_content"]
 
@@ -33,17 +35,43 @@ _SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+#: A template's own code fails in these ways on messages that its author did not think of.
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+#: Variables that pdx fills in itself.
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class ChatTemplate:
-    """One compiled template and the special tokens that it may name."""
+    """A model's compiled template and the special tokens that it may name.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise CheckpointError(f"the chat template does not compile: {error}") from error
+    Some models have a second template for requests with tools: ``tool_source``.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None
+    ) -> None:
+        tool_source = source if tool_source is None else tool_source
+        self._template = _compile(source)
+        self._tool_template = self._template if tool_source == source else _compile(tool_source)
         self._special_tokens = dict(special_tokens)
+        both = source + tool_source
+        #: Tools can be shown to the model.
+        self.takes_tools = "tools" in tool_source
+        #: The model is told to answer with tagged tool calls (see ``pdx.text.tool_calls``).
+        self.tags_tool_calls = CALL_START in both
+        #: The model thinks between tags (see ``pdx.text.reasoning``).
+        self.tags_reasoning = THINK_END in both
+        self._knows_developer = "developer" in both
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ChatTemplate | None:
@@ -53,36 +81,62 @@ class ChatTemplate:
             CheckpointError: a file is damaged, or the template does not compile.
         """
         config = _read_json(Path(folder) / "tokenizer_config.json")
+        named = _named_templates(config)
         path = Path(folder) / "chat_template.jinja"
-        source = path.read_text("utf-8") if path.is_file() else _default_of(config)
+        source = path.read_text("utf-8") if path.is_file() else named.get("default")
         if source is None:
             return None
-        named = _read_json(Path(folder) / "special_tokens_map.json") | config
-        return cls(source, _special_tokens(named))
+        tokens = _read_json(Path(folder) / "special_tokens_map.json") | config
+        return cls(source, _special_tokens(tokens), named.get("tool_use"))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt for the assistant's next message. Messages' contents are strings or lists of
-        text parts.
+        text parts; ``variables`` are the template's own, such as ``enable_thinking``.
 
         Raises:
             InvalidRequest: the template refuses these messages (say, two users in a row), or a part
             is no text.
         """
-        flat = [{**message, **_flat_content(message)} for message in messages]
-        try:
-            return self._template.render(
-                **self._special_tokens,
-                messages=flat,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
+        variables = variables or {}
+        for name in variables.keys() & (_RESERVED | self._special_tokens.keys()):
+            raise InvalidRequest(
+                f"chat_template_kwargs cannot set {name}", param="chat_template_kwargs"
             )
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # A template's own code fails in these ways on messages that its author did not think
-            # of.
+        template = self._tool_template if tools else self._template
+        try:
+            return template.render(
+                **self._special_tokens,
+                **variables,
+                messages=[self._flat(message) for message in messages],
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except _TEMPLATE_FAILURES as error:
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
+
+    def _flat(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message as templates know them: with a text, and no role of a later date."""
+        flat = {**message, **_flat_content(message)}
+        if flat.get("role") == "developer" and not self._knows_developer:
+            flat["role"] = "system"
+        return flat
+
+
+def _compile(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise CheckpointError(f"the chat template does not compile: {error}") from error
 
 
 def flatten_content(parts: Sequence[Any]) -> str:
@@ -121,13 +175,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _default_of(config: Mapping[str, Any]) -> str | None:
-    """``chat_template`` is a string, or a list of named templates of which "default" is meant."""
+def _named_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    """``chat_template`` is a string, the default, or a list of named templates."""
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+        pairs = ((entry.get("name"), entry.get("template")) for entry in found)
+        return {name: source for name, source in pairs if isinstance(source, str)}
+    return {"default": found} if isinstance(found, str) else {}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

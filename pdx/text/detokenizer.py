@@ -16,6 +16,8 @@ import tokenizers
 __all__ = ["ByteLevelDetokenizer", "Detokenizer", "TokenBytes", "WindowDetokenizer"]
 
 _REPLACEMENT = "\ufffd"
+#: Stands for a space in SentencePiece's vocabularies.
+_METASPACE = "▁"
 
 
 class Detokenizer(Protocol):
@@ -41,15 +43,19 @@ _BYTE_OF_CHAR = _byte_of_char()
 
 
 class TokenBytes:
-    """The bytes that each token of a byte-level tokenizer stands for, looked up once per token.
-    Shared by outputs."""
+    """The bytes that each token stands for, looked up once per token. Shared by outputs.
 
-    def __init__(self, inner: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
+    Of a tokenizer that is not byte-level these are a token's bytes inside a text; at its start a
+    leading space may be dropped.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, *, is_byte_level: bool) -> None:
         self._inner = inner
-        self._known: dict[int, bytes] = dict.fromkeys(special_ids, b"")
+        self._is_byte_level = is_byte_level
+        self._known: dict[int, bytes] = {}
 
     def of(self, token_id: int) -> bytes:
-        """Bytes of a token; none for special tokens and for ids without a token (padding rows of
+        """Bytes of a token, also of a special one; none for ids without a token (padding rows of
         the logits)."""
         found = self._known.get(token_id)
         if found is None:
@@ -60,10 +66,22 @@ class TokenBytes:
         token = self._inner.id_to_token(token_id)
         if token is None:
             return b""
+        if not self._is_byte_level:
+            return _byte_of_fallback(token) or token.replace(_METASPACE, " ").encode()
         try:
             return bytes([_BYTE_OF_CHAR[char] for char in token])
         except KeyError:  # an added token, written as plain text
             return token.encode()
+
+
+def _byte_of_fallback(token: str) -> bytes:
+    """The byte that ``<0xNN>`` stands for in a byte-fallback vocabulary."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return b""
 
 
 class ByteLevelDetokenizer:
@@ -71,14 +89,16 @@ class ByteLevelDetokenizer:
     Constant work per token, and bytes that can no longer become a character are replaced at once
     instead of being held back."""
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
+    def __init__(self, token_bytes: TokenBytes, hidden_ids: frozenset[int]) -> None:
         self._bytes_of = token_bytes.of
+        self._hidden_ids = hidden_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token_ids: Sequence[int]) -> str:  # noqa: D102 - see Detokenizer
-        return self._utf8.decode(b"".join(map(self._bytes_of, token_ids)))
+    def push(self, token_ids: Sequence[int]) -> str:
+        visible = (self._bytes_of(i) for i in token_ids if i not in self._hidden_ids)
+        return self._utf8.decode(b"".join(visible))
 
-    def flush(self) -> str:  # noqa: D102 - see Detokenizer
+    def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
 
 
@@ -87,18 +107,18 @@ class WindowDetokenizer:
     difference.
 
     The window keeps the tokens of the last piece in front, because decoders treat the start of a
-    text specially (a leading space is dropped). Special tokens never enter it: a window of nothing
-    else would be empty, and the next token would then be taken for the start.
+    text specially (a leading space is dropped). Hidden (special) tokens never enter it: a window of
+    nothing else would be empty, and the next token would then be taken for the start.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, hidden_ids: frozenset[int]) -> None:
         self._inner = inner
-        self._special_ids = special_ids
+        self._hidden_ids = hidden_ids
         self._window: list[int] = []
         #: Tokens at the window's start whose text has been sent.
         self._num_sent = 0
 
-    def push(self, token_ids: Sequence[int]) -> str:  # noqa: D102 - see Detokenizer
+    def push(self, token_ids: Sequence[int]) -> str:
         visible = [i for i in token_ids if self._is_visible(i)]
         if not visible:
             return ""
@@ -112,20 +132,19 @@ class WindowDetokenizer:
         self._num_sent = len(self._window)
         return text
 
-    def flush(self) -> str:  # noqa: D102 - see Detokenizer
+    def flush(self) -> str:
         text = self._unsent()
         self._num_sent = len(self._window)
         return text
 
     def _unsent(self) -> str:
-        sent = self._inner.decode(self._window[: self._num_sent], skip_special_tokens=True)
-        return self._inner.decode(self._window, skip_special_tokens=True)[len(sent) :]
+        sent = self._inner.decode(self._window[: self._num_sent], skip_special_tokens=False)
+        return self._inner.decode(self._window, skip_special_tokens=False)[len(sent) :]
 
     def _is_open(self) -> bool:
         """A byte-fallback token ends the window: the run of bytes is decoded as one, so its end
         must be seen."""
-        token = self._inner.id_to_token(self._window[-1]) or ""
-        return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+        return bool(_byte_of_fallback(self._inner.id_to_token(self._window[-1]) or ""))
 
     def _is_visible(self, token_id: int) -> bool:
-        return token_id not in self._special_ids and self._inner.id_to_token(token_id) is not None
+        return token_id not in self._hidden_ids and self._inner.id_to_token(token_id) is not None

@@ -29,7 +29,8 @@ class Tokenizer:
         self._inner = inner
         special = (i for i, token in inner.get_added_tokens_decoder().items() if token.special)
         self._special_ids = frozenset(special)
-        self._token_bytes = _token_bytes(inner, self._special_ids)
+        self._is_byte_level = _is_byte_level(inner)
+        self._token_bytes = TokenBytes(inner, is_byte_level=self._is_byte_level)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -71,19 +72,29 @@ class Tokenizer:
             raise InvalidRequest("the text has lone surrogates, which are not Unicode") from error
         return [encoding.ids for encoding in encodings]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence, without special tokens. Ids that have no token give
-        nothing."""
-        return self._inner.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Ids that have no token give nothing."""
+        return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self) -> Detokenizer:
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes that one token, also a special one, stands for; none where the id has no
+        token."""
+        return self._token_bytes.of(token_id)
+
+    def token_of(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it."""
+        token: str | None = self._inner.id_to_token(token_id)
+        return token
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental decoder for one output."""
-        if self._token_bytes is not None:
-            return ByteLevelDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self._inner, self._special_ids)
+        hidden = self._special_ids if skip_special_tokens else frozenset[int]()
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(self._token_bytes, hidden)
+        return WindowDetokenizer(self._inner, hidden)
 
 
-def _token_bytes(inner: tokenizers.Tokenizer, special_ids: frozenset[int]) -> TokenBytes | None:
-    """The byte table of a byte-level tokenizer, None for other kinds."""
+def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
     decoder = json.loads(inner.to_str()).get("decoder") or {}
-    return TokenBytes(inner, special_ids) if decoder.get("type") == "ByteLevel" else None
+    found: bool = decoder.get("type") == "ByteLevel"
+    return found

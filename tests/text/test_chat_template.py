@@ -97,6 +97,42 @@ def _render_folder(folder: Path) -> str:
     return template.render(USER)
 
 
+def test_tools_use_their_own_template_where_there_is_one(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    named = [
+        {"name": "tool_use", "template": "{{ tools[0].function.name }} <tool_call>"},
+        {"name": "default", "template": "plain"},
+    ]
+    write_config(tmp_path, chat_template=named)
+    template = ChatTemplate.from_folder(tmp_path)
+    assert template is not None
+    assert template.render(USER, tools=tools) == "f <tool_call>"
+    assert template.render(USER) == template.render(USER, tools=[]) == "plain"
+    assert (template.takes_tools, template.tags_tool_calls) == (True, True)
+    plain = ChatTemplate(CHATML, {})
+    assert not (plain.takes_tools or plain.tags_tool_calls or plain.tags_reasoning)
+
+
+def test_own_variables_of_a_template_are_set_by_name() -> None:
+    template = ChatTemplate("{% if enable_thinking is false %}no{% endif %}{{ bos_token }}", {})
+    assert template.render(USER, variables={"enable_thinking": False}) == "no"
+    assert template.render(USER) == ""
+    for name in ("messages", "tools", "add_generation_prompt", "bos_token"):
+        with pytest.raises(InvalidRequest, match=name):
+            ChatTemplate("", {"bos_token": "x"}).render(USER, variables={name: 1})
+
+
+def test_developer_is_the_system_to_a_template_that_does_not_know_it() -> None:
+    message = [{"role": "developer", "content": "Be brief"}]
+    assert "<|im_start|>system" in render(CHATML, message)
+    assert render("{% if messages[0].role == 'developer' %}yes{% endif %}", message) == "yes"
+
+
+def test_generation_prompt_may_be_left_out() -> None:
+    rendered = ChatTemplate(CHATML, {}).render(USER, add_generation_prompt=False)
+    assert rendered == "<|im_start|>user\nHi<|im_end|>\n"
+
+
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     write_config(tmp_path, chat_template="{% if %}")
     with pytest.raises(CheckpointError, match="does not compile"):

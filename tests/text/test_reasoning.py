@@ -48,7 +48,9 @@ def test_no_word_is_lost(pieces: list[str], is_open: bool) -> None:
 
 def test_reasoning_goes_out_as_it_comes() -> None:
     splitter = ReasoningSplitter(is_open=False)
-    pushed = [splitter.push(p) for p in ("<think>", "\nFirst", " this", "\n", "</think>", "\n", "A")]
+    pushed = [
+        splitter.push(p) for p in ("<think>", "\nFirst", " this", "\n", "</think>", "\n", "A")
+    ]
     assert pushed == [
         ("", ""),
         ("First", ""),

@@ -20,9 +20,7 @@ def whole(text: str, stops: list[str], *, keep: bool = False) -> str:
     stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
     keep=st.booleans(),
 )
-def test_cut_does_not_depend_on_the_pieces(
-    pieces: list[str], stops: list[str], keep: bool
-) -> None:
+def test_cut_does_not_depend_on_the_pieces(pieces: list[str], stops: list[str], keep: bool) -> None:
     matcher = StopStrings(stops, keep=keep)
     out = ""
     for piece in pieces:

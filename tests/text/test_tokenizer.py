@@ -78,6 +78,32 @@ def test_special_tokens_show_in_no_piece(tokenizer: Tokenizer) -> None:
     assert "".join(pieces(tokenizer, mixed, 1)) == tokenizer.decode(ids)
 
 
+def test_special_tokens_are_shown_where_asked_for(tokenizer: Tokenizer) -> None:
+    ids = [1, *tokenizer.encode("ab", add_special_tokens=False), 2]
+    shown = tokenizer.decode(ids, skip_special_tokens=False)
+    assert tokenizer.token_of(1) in shown
+    decoder = tokenizer.detokenizer(skip_special_tokens=False)
+    got = [decoder.push([i]) for i in ids]
+    assert "".join([*got, decoder.flush()]) == shown
+
+
+@given(text=st.text(max_size=30))
+def test_bytes_of_the_tokens_are_the_texts(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if "▁" not in text and tokenizer.decode(ids) == text:
+        joined = b"".join(map(tokenizer.bytes_of, ids))
+        assert joined.removeprefix(b"" if text.startswith(" ") else b" ") in (
+            text.encode(),
+            text.encode().removeprefix(b" "),
+        )
+
+
+def test_id_without_a_token_has_no_bytes(tokenizer: Tokenizer) -> None:
+    assert tokenizer.bytes_of(100_000) == b""
+    assert tokenizer.token_of(100_000) is None
+    assert tokenizer.bytes_of(2) == str(tokenizer.token_of(2)).encode()
+
+
 def test_bytes_that_can_never_be_a_character_are_not_held_back(tmp_path: Path) -> None:
     """An endless run of stray bytes must stream, and must not make each step dearer."""
     import tokenizers

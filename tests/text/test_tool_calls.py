@@ -60,7 +60,9 @@ def test_what_is_no_call_stays_text(text: str) -> None:
         assert find(list(text)) == (text, [])
 
 
-@given(st.lists(st.sampled_from([CALL, "<tool_call>", "</tool_call>", "<tool", " ", "\n", "x", "{"])))
+@given(
+    st.lists(st.sampled_from([CALL, "<tool_call>", "</tool_call>", "<tool", " ", "\n", "x", "{"]))
+)
 def test_result_does_not_depend_on_the_pieces(pieces: list[str]) -> None:
     text = "".join(pieces)
     assert find(pieces) == find([text]) == find(list(text))
