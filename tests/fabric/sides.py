@@ -1,7 +1,7 @@
 """One side of a fabric under test, in this process or in a child that can be killed and stopped.
 
 ``Side`` owns a fabric and a block of memory; ``RemoteSide`` has the same methods and runs them in
-a child (shm joins two processes only, and a fault should hit one). Run as a script, it is the child.
+a child (shm joins two processes only, and a fault should hit one). As a script it is the child.
 """
 
 from __future__ import annotations
