@@ -216,7 +216,7 @@ class Decoder(Node):
         return token_ids
 
     def post(
-        self, prompt: Sequence[int] | str, max_tokens: int | None, **fields: Any
+        self, prompt: Sequence[int] | str | None, max_tokens: int | None, **fields: Any
     ) -> httpx.Response:
         """A completion request, greedy and without EOS unless the fields say otherwise."""
         body = _body(prompt, max_tokens, fields)
@@ -224,7 +224,7 @@ class Decoder(Node):
 
     def call(
         self,
-        prompt: Sequence[int] | str,
+        prompt: Sequence[int] | str | None,
         max_tokens: int | None,
         headers: dict[str, str] | None = None,
         **fields: Any,
@@ -288,10 +288,10 @@ def _command_line(pid: int) -> str:
 
 
 def _body(
-    prompt: Sequence[int] | str, max_tokens: int | None, fields: dict[str, Any]
+    prompt: Sequence[int] | str | None, max_tokens: int | None, fields: dict[str, Any]
 ) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "prompt": prompt,
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,

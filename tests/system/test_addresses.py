@@ -1,0 +1,167 @@
+"""Addresses, ports, the order of starting, and strangers on the control port."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import Generate, Pair
+from tests.system.nodes import Prefiller, decoder, prefiller, run_to_end, wait_until
+from tests.system.prompts import prompt_of
+
+KV = ["--kv-memory", "16M"]
+#: Of the small prefiller: 96 tokens.
+FEW_PAGES, PAGE = 6, 16
+
+
+@pytest.fixture(scope="module")
+def small_ipv6_pair(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Nodes on IPv6, over the network provider; the prefiller has fewer pages than the decoder."""
+    logs = tmp_path_factory.mktemp("ipv6")
+    small = ["--listen", "[::1]:0", "--fabric", "tcp", "--pages", str(FEW_PAGES)]
+    with (
+        prefiller(tiny_llama, logs / "prefill.log", *small) as source,
+        decoder(source.address, logs / "decode.log", "--http", "[::1]:0", *KV) as target,
+    ):
+        yield Pair(source, target, "tcp")
+
+
+def test_g1_nodes_on_ipv6_print_addresses_that_can_be_pasted(
+    small_ipv6_pair: Pair, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    assert small_ipv6_pair.prefiller.address.startswith("[::1]:")
+    assert small_ipv6_pair.decoder.url.startswith("http://[::1]:")
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    assert small_ipv6_pair.decoder.complete(prompt, 24) == colocated(prompt, 24)
+
+
+def test_c1_prompt_past_what_the_prefiller_holds_is_refused_with_its_limit(
+    small_ipv6_pair: Pair, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    """All but the prompt's last token are prefilled."""
+    node, limit = small_ipv6_pair.decoder, FEW_PAGES * PAGE
+    call = node.call(prompt_of(tiny_prompt_ids, limit + 2), 4, stream=True)
+    status, body = call.answer()
+    assert status == 400
+    assert f"what the prefiller holds ({limit})" in body["error"]["message"]
+    fits = prompt_of(tiny_prompt_ids, limit + 1)
+    assert node.complete(fits, 4) == colocated(fits, 4)
+    node.wait_clean()
+    small_ipv6_pair.prefiller.wait_clean()
+
+
+def test_g1_a_bare_port_is_on_loopback_and_a_taken_one_ends_at_once(
+    any_prefiller: Prefiller, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Also G2: before the model is loaded."""
+    port = any_prefiller.address.rpartition(":")[2]
+    listen = ["prefill", "--model", str(tiny_llama), "--listen", f":{port}"]
+    code, _, said = run_to_end(listen, tmp_path / "prefill.log", timeout_s=10)
+    assert code == 1
+    assert f"127.0.0.1 port {port}: the address is already in use" in said
+    assert "hint:" in said
+    assert "loaded" not in said
+
+
+def test_g2_prefillers_without_port_options_find_their_own(
+    any_prefiller: Prefiller, pair: Pair
+) -> None:
+    nodes = (any_prefiller, pair.prefiller)
+    ports = {node.address.rpartition(":")[2] for node in nodes}
+    assert len(ports) == 2
+    assert all(node.status()["requests_active"] == 0 for node in nodes)
+
+
+@pytest.mark.parametrize("peer", ["::1:7001", "localhost:none", "host:70000"])
+def test_g1_an_address_that_is_none_is_a_usage_error(peer: str, tmp_path: Path) -> None:
+    code, _, said = run_to_end(["decode", "--peer", peer], tmp_path / "decode.log", timeout_s=10)
+    assert code == 2
+    assert f"error: {peer!r} is not an address" in said
+    assert "hint:" in said
+
+
+def test_unreachable_peer_is_retried_visibly_and_then_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        peer = f"127.0.0.1:{unused.getsockname()[1]}"
+    code, seconds, said = run_to_end(
+        ["decode", "--peer", peer, "--peer-timeout", "1"], tmp_path / "decode.log", timeout_s=20
+    )
+    assert code == 1
+    assert 1 <= seconds < 5
+    assert f"waiting for the prefiller at {peer}" in said
+    assert f"error: no prefiller at {peer} in 1 s" in said
+    assert f"--listen {peer}" in said
+
+
+def test_g3_decoder_started_before_its_prefiller(
+    tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    """It says what it waits for, and goes on by itself."""
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        peer = f"127.0.0.1:{unused.getsockname()[1]}"
+    log = tmp_path / "decode.log"
+    with ThreadPoolExecutor(1) as thread, ExitStack() as nodes:
+        waiting = thread.submit(nodes.enter_context, decoder(f"localhost:{peer[10:]}", log, *KV))
+        wait_until(
+            lambda: log.exists() and "waiting for the prefiller" in log.read_text(),
+            timeout_s=10,
+            what="the decoder says that it waits",
+        )
+        nodes.enter_context(prefiller(tiny_llama, tmp_path / "prefill.log", "--listen", peer, *KV))
+        node = waiting.result(timeout=30)
+        assert node.complete(prompt, 24) == colocated(prompt, 24)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_g3_both_started_at_once_ten_times(
+    tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    for i in range(10):
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            peer = f"127.0.0.1:{unused.getsockname()[1]}"
+        with ThreadPoolExecutor(1) as thread, ExitStack() as nodes:
+            later = decoder(peer, tmp_path / f"decode-{i}.log", *KV)
+            waiting = thread.submit(nodes.enter_context, later)
+            log = tmp_path / f"prefill-{i}.log"
+            nodes.enter_context(prefiller(tiny_llama, log, "--listen", peer, *KV))
+            assert waiting.result(timeout=30).complete(prompt, 24) == colocated(prompt, 24)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        bytes(range(7, 255)),
+        b"GET / HTTP/1.1\r\nHost: pdx\r\n\r\n",
+        struct.pack("<I", 100) + b"half a frame",
+        struct.pack("<I", 2**32 - 1) + b"x" * 1000,
+        struct.pack("<I", 4) + b"\xc1\xc1\xc1\xc1",
+        b"\x00\x00\x00\x00",
+    ],
+    ids=["bytes", "http", "half", "4GiB", "not msgpack", "empty"],
+)
+def test_g4_strangers_on_the_control_port_are_closed_and_counted(
+    pair: Pair, colocated: Generate, tiny_prompt_ids: list[int], sent: bytes
+) -> None:
+    source = pair.prefiller
+    host, port = source.address.rsplit(":", 1)
+    assert host == "127.0.0.1"
+    before = source.status().get("bad_connections", 0)
+    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):  # closed before all had been read
+            assert stranger.recv(1) == b""
+    source.wait_status(lambda s: s.get("bad_connections") == before + 1, what="it is counted")
+    assert "closed:" in source.stderr().rpartition("connection from")[2]
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    assert pair.decoder.complete(prompt, 24) == colocated(prompt, 24)
