@@ -1,41 +1,49 @@
-"""The HTTP application: routes, and the one place where errors become bodies."""
+"""The HTTP application: routes, what happens to every request, and the one place where errors
+become bodies."""
 
 from __future__ import annotations
 
-import time
 from http import HTTPStatus
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from pdx.errors import InvalidRequest, PdxError
-from pdx.server.generate import ChatApi, CompletionApi, GenerateEndpoint, Service
+from pdx.errors import PdxError
+from pdx.server.answer import Service
+from pdx.server.generate import ChatApi, CompletionApi, GenerateEndpoint
+from pdx.server.middleware import CountRequests, EchoRequestId, RequireKey
 from pdx.server.problems import error_body, error_bytes
+from pdx.server.queries import Queries
 
 __all__ = ["build_app"]
 
 
 def build_app(service: Service) -> ASGIApp:
     """The application of one frontend."""
-    queries = _Queries(service)
+    queries = Queries(service)
     completions = GenerateEndpoint(service, CompletionApi(service.checker))
     chat = GenerateEndpoint(service, ChatApi(service.checker))
+    routes = [
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/models", queries.models),
+        Route("/v1/models/{model:path}", queries.model),
+        Route("/tokenize", queries.tokenize, methods=["POST"]),
+        Route("/detokenize", queries.detokenize, methods=["POST"]),
+        Route("/health", queries.health),
+        Route("/version", queries.version),
+        Route("/metrics", queries.metrics),
+        Route("/pdx/requests/{request_id}", queries.timeline),
+    ]
     app = Starlette(
-        routes=[
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/models", queries.models),
-            Route("/v1/models/{model:path}", queries.model),
-            Route("/health", queries.health),
-            Route("/pdx/requests/{request_id}", queries.timeline),
-        ],
-        middleware=[Middleware(_EchoRequestId)],
+        routes=routes,
+        middleware=_middleware(service, frozenset(route.path for route in routes)),
         exception_handlers={
             PdxError: _on_pdx_error,
             HTTPException: _on_http_exception,
@@ -46,74 +54,26 @@ def build_app(service: Service) -> ASGIApp:
     return app
 
 
-class _Queries:
-    """The endpoints that answer at once."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._created = int(time.time())
-
-    async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._card()]})
-
-    async def model(self, request: Request) -> Response:
-        self._service.checker.check_model(request.path_params["model"])
-        return _json(self._card())
-
-    async def health(self, request: Request) -> Response:
-        """200 or 503, for load balancers; the body says why."""
-        channel = self._service.channel
-        status = channel.status
-        body = {
-            "status": "ok" if status.healthy else "unhealthy",
-            "detail": status.detail,
-            "streams": channel.num_streams,
-            "counts": status.counts,
-        }
-        return _json(body, 200 if status.healthy else 503)
-
-    async def timeline(self, request: Request) -> Response:
-        """The timeline of a finished request; ``?choice=`` picks one of several choices."""
-        request_id, choice = request.path_params["request_id"], request.query_params.get("choice")
-        if choice is not None and not choice.isdecimal():
-            raise InvalidRequest(f"choice must be an index, got {choice!r}", param="choice")
-        found = self._service.timelines.find(request_id, int(choice or 0))
-        if found is None:
-            raise HTTPException(404, f"no finished request {request_id} is remembered")
-        return _json(found)
-
-    def _card(self) -> dict[str, object]:
-        config = self._service.channel.config
-        return {
-            "id": config.model_name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "pdx",
-            "max_model_len": config.context_len,
-        }
-
-
-class _EchoRequestId:
-    """Puts a client's X-Request-Id on the answer. It is a label of the client's; nothing here uses
-    it as a key."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = scope.get("headers", ())
-        labels = [(name, value) for name, value in headers if name == b"x-request-id"][:1]
-
-        async def send_labelled(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *labels]}
-            await send(message)
-
-        await self._app(scope, receive, send_labelled if labels else send)
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+def _middleware(service: Service, routes: frozenset[str]) -> list[Middleware]:
+    """Outermost first. A preflight request carries no key, so it is answered before keys are asked
+    for."""
+    config = service.channel.config
+    layers = [
+        Middleware(CountRequests, metrics=service.metrics, routes=routes),
+        Middleware(EchoRequestId),
+    ]
+    if config.cors_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
+        )
+    if config.api_key is not None:
+        layers.append(Middleware(RequireKey, key=config.api_key))
+    return layers
 
 
 def _on_pdx_error(request: Request, error: Exception) -> Response:

@@ -8,21 +8,33 @@ that changes nothing. So a client never gets an answer to another question than 
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pdx.errors import InvalidRequest
 
-__all__ = ["ChatBody", "CompletionBody", "GenerateBody", "parse_body"]
+__all__ = [
+    "IGNORED_FIELDS",
+    "NEUTRAL_FIELDS",
+    "Body",
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "GenerateBody",
+    "TokenizeBody",
+    "parse_body",
+]
 
 _SHOWN_CHARS = 80
+_MAX_LOGPROBS = 20
+_MAX_STOPS = 32
+_MAX_STOP_CHARS = 1024
 
 #: Accepted with any value: they are labels, or advice that an engine is free to ignore.
-_IGNORED = frozenset(
+IGNORED_FIELDS = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -36,45 +48,41 @@ _IGNORED = frozenset(
 
 #: Known fields that are not served, with the values (besides null) that mean the same as leaving
 #: them out.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "add_generation_prompt": (True,),
+NEUTRAL_FIELDS: dict[str, tuple[object, ...]] = {
     "audio": (),
-    "best_of": (1,),
     "cache_salt": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
-    "presence_penalty": (0,),
     "priority": (0,),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "stop": ([],),
-    "stop_token_ids": ([],),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_k": (-1, 0),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
+
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+_StopString = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
+_Messages = list[dict[str, Any]]
+
+
+class Body(BaseModel):
+    """Any body. None: the client left the field out."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    #: Additions to ``NEUTRAL_FIELDS`` for fields whose meaning depends on the endpoint.
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = {}
+
+    model: str | None = None
 
 
 class StreamOptions(BaseModel):
@@ -88,72 +96,116 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Literal[False] | None = None
 
 
-class GenerateBody(BaseModel):
-    """What completions and chat completions have in common. None: the client left it out."""
+class GenerateBody(Body):
+    """What completions and chat completions have in common."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    #: Additions to ``_NEUTRAL`` for fields whose meaning depends on the endpoint.
-    neutral: ClassVar[dict[str, tuple[object, ...]]] = {}
-
-    model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    #: -1 is vLLM's spelling of "all tokens", 0 is SGLang's and transformers'.
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    #: Token ids, as strings, to what is added to their logits.
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = None
+    stop: _StopString | Annotated[list[_StopString], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
     return_token_ids: bool | None = None
 
 
 class CompletionBody(GenerateBody):
     """``POST /v1/completions``."""
 
-    neutral = {"add_special_tokens": (True,), "logprobs": ()}
-
     #: A text, token ids, or a list of either. Checked by hand: see ``pdx.server.checks``.
     prompt: Any = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
+    best_of: int | None = None
 
 
-class ChatBody(GenerateBody):
+class _Templated(Body):
+    """What a chat template is given."""
+
+    messages: _Messages
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatBody(GenerateBody, _Templated):
     """``POST /v1/chat/completions``."""
 
-    neutral = {"add_special_tokens": (False,), "logprobs": (False,), "top_logprobs": (0,)}
+    neutral = {"add_generation_prompt": (True,), "best_of": (1,), "echo": (False,)}
 
-    messages: list[dict[str, Any]]
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
 
 
-BodyT = TypeVar("BodyT", bound=GenerateBody)
+class TokenizeBody(Body):
+    """``POST /tokenize``: a text, or messages for the chat template."""
+
+    prompt: str | None = None
+    messages: _Messages | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """``POST /detokenize``."""
+
+    tokens: list[int]
+
+
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse_body(raw: bytes, kind: type[BodyT]) -> BodyT:
-    """Decode and check the form of a body; the values are checked later.
+    """Decode and check the form of a body; what depends on the model is checked later.
 
     Raises:
-        InvalidRequest: no JSON, a wrong type, an unknown field, or one that is not served.
+        InvalidRequest: no JSON, a wrong type or range, an unknown field, or one that is not served.
     """
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = f"{where}: {first['msg']}" if where else first["msg"]
-        raise InvalidRequest(message, param=where.partition(".")[0] or None) from error
+        raise _as_refusal(error) from error
     for name, value in (body.model_extra or {}).items():
-        _check_extra(name, value, _NEUTRAL | kind.neutral)
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest(
-            "stream_options is only allowed with stream: true", param="stream_options"
-        )
+        _check_extra(name, value, NEUTRAL_FIELDS | kind.neutral)
     return body
 
 
+def _as_refusal(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    # Of the places in a body only names and indices are the client's; the rest is pydantic's.
+    place = [part for idx, part in enumerate(first["loc"]) if idx == 0 or isinstance(part, int)]
+    where = ".".join(map(str, place))
+    message = f"{where}: {first['msg']}" if where else first["msg"]
+    if first["type"] != "missing" and isinstance(first["input"], str | int | float) and where:
+        message += f", got {_shown(first['input'])}"
+    return InvalidRequest(message, param=where.partition(".")[0] or None)
+
+
 def _check_extra(name: str, value: object, neutral: dict[str, tuple[object, ...]]) -> None:
-    if name in _IGNORED:
+    if name in IGNORED_FIELDS:
         return
     if name not in neutral:
-        raise InvalidRequest(f"unknown field {name!r}", param=name)
+        raise InvalidRequest(f"unknown field {_shown(name)}", param=name[:_SHOWN_CHARS])
     # In Python False == 0 and True == 1, in an API they are different answers to different
     # questions.
     same = (value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral[name])
@@ -167,5 +219,7 @@ def _check_extra(name: str, value: object, neutral: dict[str, tuple[object, ...]
 
 def _shown(value: object) -> str:
     """As the client wrote it, cut to a readable length."""
+    if isinstance(value, str):
+        value = value[: _SHOWN_CHARS + 1]
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from pdx.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
+from pdx.request.request import SamplingParams
 from pdx.request.stream import (
     Abort,
     FrontendConfig,
@@ -27,7 +28,6 @@ from pdx.request.stream import (
     Submit,
     ToFrontend,
 )
-from pdx.server.checks import Prompt
 
 __all__ = ["EngineChannel", "StreamGroup"]
 
@@ -39,8 +39,10 @@ class StreamGroup:
 
     def __init__(self, channel: EngineChannel, stream_ids: Sequence[int]) -> None:
         self._channel = channel
+        self._stream_ids = tuple(stream_ids)
+        #: Streams whose updates are still wanted.
         self._choice_of = {stream_id: idx for idx, stream_id in enumerate(stream_ids)}
-        self._queue: asyncio.Queue[StreamUpdate | Exception] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, StreamUpdate | Exception]] = asyncio.Queue()
         self._failure: Exception | None = None
 
     async def updates(self) -> list[tuple[int, StreamUpdate]]:
@@ -54,24 +56,32 @@ class StreamGroup:
         if self._failure is not None:
             raise self._failure
         found: list[tuple[int, StreamUpdate]] = []
-        event = await self._queue.get()
-        while not isinstance(event, Exception):
-            found.append((self._choice_of[event.stream_id], event))
-            if self._queue.empty():
-                return found
-            event = self._queue.get_nowait()
-        self._failure = event
-        if not found:
-            raise event
+        while not (found and self._queue.empty()):
+            stream_id, event = await self._queue.get()
+            choice_idx = self._choice_of.get(stream_id)
+            if choice_idx is None:  # its choice has ended already
+                continue
+            if isinstance(event, Exception):
+                self._failure = event
+                break
+            found.append((choice_idx, event))
+        if self._failure is not None and not found:
+            raise self._failure
         return found
 
-    def put(self, event: StreamUpdate | Exception) -> None:
+    def put(self, stream_id: int, event: StreamUpdate | Exception) -> None:
         """Called by the channel only."""
-        self._queue.put_nowait(event)
+        self._queue.put_nowait((stream_id, event))
+
+    def close_choice(self, choice_idx: int) -> None:
+        """One choice needs no more tokens: its stream is aborted if it still runs."""
+        stream_id = self._stream_ids[choice_idx]
+        self._choice_of.pop(stream_id, None)
+        self._channel.release([stream_id])
 
     def close(self) -> None:
         """End the group; may be called at any time, also twice."""
-        self._channel.release(self._choice_of)
+        self._channel.release(self._stream_ids)
 
 
 class EngineChannel:
@@ -125,8 +135,8 @@ class EngineChannel:
         self._writer.write(encode_frame(message))
         await self._writer.drain()
 
-    def submit(self, prompts: Sequence[Prompt]) -> StreamGroup:
-        """Start one stream per prompt: all, or none.
+    def submit(self, streams: Sequence[tuple[list[int], SamplingParams]]) -> StreamGroup:
+        """Start streams, each a prompt's token ids and its parameters: all, or none.
 
         Raises:
             CapacityError: too many streams run already.
@@ -134,24 +144,22 @@ class EngineChannel:
         """
         if not self._is_open:
             raise WorkerError("the engine has stopped")
-        if self.num_streams + len(prompts) > self.config.max_streams:
+        if self.num_streams + len(streams) > self.config.max_streams:
             raise CapacityError(
                 f"{self.num_streams} of at most {self.config.max_streams} streams run already; "
                 "try again later"
             )
         first = self._next_stream_id
-        self._next_stream_id += len(prompts)
+        self._next_stream_id += len(streams)
         stream_ids = range(first, self._next_stream_id)
         group = StreamGroup(self, stream_ids)
-        for stream_id, prompt in zip(stream_ids, prompts, strict=True):
+        for stream_id, (token_ids, sampling) in zip(stream_ids, streams, strict=True):
             self._groups[stream_id] = group
-            submit = Submit(
-                stream_id=stream_id, token_ids=prompt.token_ids, sampling=prompt.sampling
-            )
+            submit = Submit(stream_id=stream_id, token_ids=token_ids, sampling=sampling)
             self._writer.write(encode_frame(submit))
         return group
 
-    def release(self, stream_ids: Sequence[int] | dict[int, int]) -> None:
+    def release(self, stream_ids: Iterable[int]) -> None:
         """Forget these streams; those that still run are aborted."""
         for stream_id in stream_ids:
             if self._groups.pop(stream_id, None) is not None and self._is_open:
@@ -176,8 +184,8 @@ class EngineChannel:
         if not self._is_open:
             return
         self._is_open = False
-        for group in set(self._groups.values()):
-            group.put(WorkerError("the engine has stopped"))
+        for stream_id, group in self._groups.items():
+            group.put(stream_id, WorkerError("the engine has stopped"))
         self._groups.clear()
         self._writer.close()
 
@@ -193,7 +201,7 @@ class EngineChannel:
             case StreamFailed():
                 group = self._groups.pop(message.stream_id, None)
                 if group is not None:
-                    group.put(_as_error(message))
+                    group.put(message.stream_id, _as_error(message))
             case NodeStatus():
                 self._status = message
             case FrontendConfig():
@@ -206,7 +214,7 @@ class EngineChannel:
             group = self._groups.pop(update.stream_id, None)
         # None: aborted by us, and this update was under way already.
         if group is not None:
-            group.put(update)
+            group.put(update.stream_id, update)
 
 
 def _as_error(failed: StreamFailed) -> RequestError:

@@ -1,68 +1,86 @@
 """From a request body to token ids and resolved sampling parameters, or a refusal. Runs in the
-frontend, before anyone is asked for work.
+frontend, before anyone is asked for work. What takes long runs in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pdx.errors import CheckpointError, InvalidRequest, UnknownModel
+from pdx.errors import InvalidRequest, UnknownModel
 from pdx.request.request import SamplingParams
 from pdx.request.stream import FrontendConfig
-from pdx.server.bodies import ChatBody, CompletionBody, GenerateBody
+from pdx.server.bodies import (
+    BodyT,
+    ChatBody,
+    CompletionBody,
+    GenerateBody,
+    TokenizeBody,
+    parse_body,
+)
+from pdx.server.messages import checked_messages, checked_tools
+from pdx.server.sampling import SamplingDefaults, sampling_of_choices
 from pdx.text.chat_template import ChatTemplate
+from pdx.text.reasoning import THINK_START
 from pdx.text.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "RequestChecker", "SamplingDefaults"]
+__all__ = ["Job", "Prompt", "ReadingOptions", "RequestChecker"]
 
 _COMPLETION_MAX_TOKENS = 16
-_MAX_TEMPERATURE = 2.0
-#: Longer texts are tokenised in a thread: on the event loop they would hold up all streams.
+#: Longer texts and bodies are worked on in a thread: on the event loop they would hold up all
+#: streams.
 _INLINE_CHARS = 4096
+_INLINE_BYTES = 64 << 10
 #: Texts longer than this times the context are first judged by their beginning.
 _HEAD_CHARS_PER_TOKEN = 16
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
-    """What the checkpoint recommends where the client says nothing."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> SamplingDefaults:
-        """Read ``generation_config.json``, where there is one and it samples (``do_sample``).
-
-        Raises:
-            CheckpointError: the file is damaged.
-        """
-        path = Path(folder) / "generation_config.json"
-        if not path.is_file():
-            return cls()
-        try:
-            config = json.loads(path.read_text("utf-8"))
-            if not config.get("do_sample"):
-                return cls()
-            values = {name: config.get(name) for name in ("temperature", "top_p")}
-            return cls(**{name: float(value) for name, value in values.items() if value})
-        except (AttributeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One stream to be submitted."""
+    """One prompt and its choices."""
 
     token_ids: list[int]
-    sampling: SamplingParams
+    #: As the client wrote it; None where it sent token ids, or messages.
+    text: str | None = None
+    #: One for each choice.
+    samplings: list[SamplingParams]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingOptions:
+    """How an answer is read from the tokens that come back. The same for all choices."""
+
+    stops: tuple[str, ...] = ()
+    #: The stop string, or the text of the stop token, stays in the answer.
+    keep_stop: bool = False
+    skip_special_tokens: bool = True
+    with_logprobs: bool = False
+    #: The answer begins with the prompt.
+    echo: bool = False
+    #: The one token that is generated is not part of the answer (``max_tokens: 0`` with ``echo``).
+    drop_output: bool = False
+    #: Reasoning is told from the answer.
+    split_reasoning: bool = False
+    #: The prompt has begun the reasoning already.
+    is_reasoning_open: bool = False
+    #: Tool calls are looked for.
+    find_tool_calls: bool = False
+    #: At most one of them is told.
+    one_tool_call: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A checked request: what is submitted, and how the answer is read."""
+
+    prompts: list[Prompt]
+    reading: ReadingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,59 +91,147 @@ class RequestChecker:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: SamplingDefaults
-    #: Threads for tokenising long texts.
+    #: Threads for long bodies and texts.
     pool: Executor
 
-    async def completion(self, body: CompletionBody) -> list[Prompt]:
-        """One prompt per choice."""
-        self._check_fields(body)
-        texts, id_lists = _split_prompt(body.prompt)
-        if len(texts) + len(id_lists) > self.config.max_streams:
-            raise InvalidRequest(
-                f"{len(texts) + len(id_lists)} prompts are more than the {self.config.max_streams} "
-                "streams that this server runs at once",
-                param="prompt",
-            )
-        if texts:
-            id_lists = await self._encode(texts, "prompt", add_special_tokens=True)
-        prompts = [self._prompt(ids, body, _COMPLETION_MAX_TOKENS, "prompt") for ids in id_lists]
-        for prompt in prompts:
-            self._check_ids(prompt.token_ids)
-        return prompts
+    async def parse(self, raw: bytes, kind: type[BodyT]) -> BodyT:
+        """Decode a body and check its form and its model."""
+        is_long = len(raw) > _INLINE_BYTES
+        body: BodyT = await self._maybe_in_thread(is_long, parse_body, raw, kind)
+        self.check_model(body.model)
+        return body
 
-    async def chat(self, body: ChatBody) -> list[Prompt]:
+    async def completion(self, body: CompletionBody) -> Job:
+        """One choice or more for each prompt."""
+        self._check_stream_options(body)
+        self._check_list_len(body.prompt)
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise InvalidRequest("best_of other than n is not served", param="best_of")
+        texts, id_lists = _split_prompt(body.prompt)
+        self._check_num_streams(max(len(texts), len(id_lists)), body)
+        if texts:
+            add = body.add_special_tokens is not False
+            id_lists = await self._encode(texts, "prompt", add_special_tokens=add)
+        scored = body.logprobs if body.echo else None
+        prompts = [
+            Prompt(
+                token_ids=ids,
+                text=text,
+                samplings=self._samplings(
+                    ids, body, "prompt", _COMPLETION_MAX_TOKENS, body.logprobs, scored
+                ),
+            )
+            for text, ids in itertools.zip_longest(texts, id_lists)
+        ]
+        self._check_ids(id_lists)
+        reading = self._reading(
+            body,
+            with_logprobs=body.logprobs is not None,
+            echo=bool(body.echo),
+            drop_output=_asked_max(body) == 0,
+        )
+        return Job(prompts=prompts, reading=reading)
+
+    async def chat(self, body: ChatBody) -> Job:
         """The one prompt that the chat template makes of the messages."""
-        self._check_fields(body)
-        if self.template is None:
-            raise InvalidRequest(f"the model {self.config.model_name} has no chat template")
-        _check_messages(body.messages)
-        text = self.template.render(body.messages)
-        [token_ids] = await self._encode([text], "messages", add_special_tokens=False)
-        return [self._prompt(token_ids, body, None, "messages")]
+        self._check_stream_options(body)
+        self._check_num_streams(1, body)
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        template = self._chat_template()
+        tools = checked_tools(body.tools, body.tool_choice, template)
+        text, [token_ids] = await self._encode_chat(body, tools, generate=True)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        samplings = self._samplings(token_ids, body, "messages", None, logprobs, None)
+        reading = self._reading(
+            body,
+            with_logprobs=bool(body.logprobs),
+            split_reasoning=template.tags_reasoning,
+            is_reasoning_open=text.rstrip().endswith(THINK_START),
+            find_tool_calls=bool(tools) and template.tags_tool_calls,
+            one_tool_call=body.parallel_tool_calls is False,
+        )
+        return Job(prompts=[Prompt(token_ids=token_ids, samplings=samplings)], reading=reading)
+
+    async def tokenize(self, body: TokenizeBody) -> list[int]:
+        """Token ids of a text or of a chat."""
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("send either prompt or messages", param="prompt")
+        if body.prompt is not None:
+            add = body.add_special_tokens is not False
+            [token_ids] = await self._encode([body.prompt], None, add_special_tokens=add)
+            return token_ids
+        tools = checked_tools(body.tools, None, self._chat_template())
+        generate = body.add_generation_prompt is not False
+        _, [token_ids] = await self._encode_chat(body, tools, generate=generate)
+        return token_ids
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """Text of token ids, with special tokens."""
+        self._check_ids([token_ids], "tokens")
+
+        def decode() -> str:
+            return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+        return await self._maybe_in_thread(len(token_ids) > _INLINE_CHARS, decode)
 
     def check_model(self, name: str | None) -> None:
         """Only one model is served; a request may leave it out."""
         if name is not None and name != self.config.model_name:
             raise UnknownModel(
-                f"the model {name!r} is not served here, {self.config.model_name!r} is",
+                f"the model {name[:200]!r} is not served here, {self.config.model_name!r} is",
                 param="model",
             )
 
+    def _chat_template(self) -> ChatTemplate:
+        if self.template is None:
+            raise InvalidRequest(f"the model {self.config.model_name} has no chat template")
+        return self.template
+
+    async def _encode_chat(
+        self, body: ChatBody | TokenizeBody, tools: Sequence[Any], *, generate: bool
+    ) -> tuple[str, list[list[int]]]:
+        """The rendered text and its token ids."""
+        messages = checked_messages(body.messages or ())
+        template = self._chat_template()
+
+        def render() -> str:
+            return template.render(
+                messages,
+                tools=tools,
+                variables=body.chat_template_kwargs,
+                add_generation_prompt=generate,
+            )
+
+        size = sum(len(message["content"]) for message in messages)
+        text = await self._maybe_in_thread(size > _INLINE_CHARS, render)
+        if not text:
+            raise InvalidRequest("the chat template makes an empty prompt", param="messages")
+        add = body.add_special_tokens is True
+        param = "messages" if isinstance(body, ChatBody) else None
+        return text, await self._encode([text], param, add_special_tokens=add)
+
     async def _encode(
-        self, texts: Sequence[str], param: str, *, add_special_tokens: bool
+        self, texts: Sequence[str], param: str | None, *, add_special_tokens: bool
     ) -> list[list[int]]:
-        if sum(map(len, texts)) <= _INLINE_CHARS:
-            return self.tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-        in_thread = asyncio.get_running_loop().run_in_executor
+        """Token ids of each text. ``param`` names the field of a prompt, which must fit into the
+        context; None: it need not."""
 
         def encode(some: Sequence[str]) -> list[list[int]]:
             return self.tokenizer.encode_batch(some, add_special_tokens=add_special_tokens)
 
-        head_chars = _HEAD_CHARS_PER_TOKEN * self.config.context_len
-        heads = [text[:head_chars] for text in texts if len(text) > head_chars]
-        for token_ids in await in_thread(self.pool, encode, heads):
-            self._check_head(head_chars, len(token_ids), param)
-        return await in_thread(self.pool, encode, texts)
+        is_long = sum(map(len, texts)) > _INLINE_CHARS
+        if is_long and param is not None:
+            head_chars = _HEAD_CHARS_PER_TOKEN * self.config.context_len
+            heads = [text[:head_chars] for text in texts if len(text) > head_chars]
+            for token_ids in await self._maybe_in_thread(True, encode, heads):
+                self._check_head(head_chars, len(token_ids), param)
+        return await self._maybe_in_thread(is_long, encode, texts)
+
+    async def _maybe_in_thread(self, is_long: bool, work: Callable[..., T], *args: Any) -> T:
+        if not is_long:
+            return work(*args)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
 
     def _check_head(self, num_chars: int, num_tokens: int, param: str) -> None:
         """Refuse a huge text by its beginning, at a cost that does not grow with it.
@@ -140,59 +246,91 @@ class RequestChecker:
                 param=param,
             )
 
-    def _check_fields(self, body: GenerateBody) -> None:
-        self.check_model(body.model)
-        if body.temperature is not None and not 0 <= body.temperature <= _MAX_TEMPERATURE:
-            raise InvalidRequest(
-                f"temperature must be between 0 and {_MAX_TEMPERATURE:g}, got {body.temperature:g}",
-                param="temperature",
-            )
-        if body.top_p is not None and not 0 < body.top_p <= 1:
-            raise InvalidRequest(
-                f"top_p must be above 0 and at most 1, got {body.top_p:g}", param="top_p"
-            )
-        for name, value in (
-            ("max_tokens", body.max_tokens),
-            ("max_completion_tokens", body.max_completion_tokens),
-        ):
-            if value is not None and value < 1:
-                raise InvalidRequest(f"{name} must be at least 1, got {value}", param=name)
+    def _check_list_len(self, prompt: Any) -> None:
+        """Refuse a list that is far too long before each of its elements is looked at."""
+        if isinstance(prompt, list) and len(prompt) > self.config.context_len:
+            if isinstance(prompt[0], int):
+                raise InvalidRequest(
+                    f"the prompt has {len(prompt)} tokens; the model's context is "
+                    f"{self.config.context_len} tokens",
+                    param="prompt",
+                )
+            self._check_num_streams(len(prompt), GenerateBody())
 
-    def _check_ids(self, token_ids: Sequence[int]) -> None:
-        wrong = next((i for i in token_ids if not 0 <= i < self.config.vocab_size), None)
-        if wrong is not None:
+    def _check_num_streams(self, num_prompts: int, body: GenerateBody) -> None:
+        n, most = body.n or 1, self.config.max_streams
+        if num_prompts * n > most:
             raise InvalidRequest(
-                f"token id {wrong} is outside the vocabulary of {self.config.vocab_size}",
-                param="prompt",
+                f"{num_prompts} prompts with {n} choices each are more than the {most} streams "
+                "that this server runs at once",
+                param="n" if n > 1 else "prompt",
             )
 
-    def _prompt(
-        self, token_ids: list[int], body: GenerateBody, default_max: int | None, param: str
-    ) -> Prompt:
+    def _check_stream_options(self, body: GenerateBody) -> None:
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest(
+                "stream_options is only allowed with stream: true", param="stream_options"
+            )
+
+    def _check_ids(self, id_lists: Sequence[Sequence[int]], param: str = "prompt") -> None:
+        for ids in filter(None, id_lists):
+            wrong = next((i for i in (min(ids), max(ids)) if not self._is_id(i)), None)
+            if wrong is not None:
+                raise InvalidRequest(
+                    f"token id {wrong} is outside the vocabulary of {self.config.vocab_size}",
+                    param=param,
+                )
+
+    def _is_id(self, token_id: int) -> bool:
+        return 0 <= token_id < self.config.vocab_size
+
+    def _samplings(
+        self,
+        token_ids: list[int],
+        body: GenerateBody,
+        param: str,
+        default_max: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> list[SamplingParams]:
         prompt_len, context_len = len(token_ids), self.config.context_len
         if not token_ids:
             raise InvalidRequest("the prompt is empty", param=param)
-        wanted = body.max_completion_tokens or body.max_tokens
+        wanted = _asked_max(body)
+        if wanted == 0 and not getattr(body, "echo", None):
+            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
         # A default never refuses what would fit with less.
         room = max(1, context_len - prompt_len)
-        max_tokens = wanted or min(default_max or room, room)
+        # Nothing at all cannot be asked of the engine: one token is, and dropped.
+        max_tokens = min(default_max or room, room) if wanted is None else max(wanted, 1)
         if prompt_len + max_tokens > context_len:
             raise InvalidRequest(
                 f"the prompt has {prompt_len} tokens and {max_tokens} more may be generated, "
                 f"{prompt_len + max_tokens} together; the model's context is {context_len} tokens",
                 param=param if prompt_len >= context_len else "max_tokens",
             )
-        return Prompt(token_ids=token_ids, sampling=self._sampling(body, max_tokens))
-
-    def _sampling(self, body: GenerateBody, max_tokens: int) -> SamplingParams:
-        temperature, top_p, seed = body.temperature, body.top_p, body.seed
-        return SamplingParams(
+        return sampling_of_choices(
+            body,
+            self.defaults,
+            self.config,
             max_tokens=max_tokens,
-            temperature=self.defaults.temperature if temperature is None else temperature,
-            top_p=self.defaults.top_p if top_p is None else top_p,
-            seed=secrets.randbits(64) if seed is None else seed % 2**64,
-            stop_token_ids=() if body.ignore_eos else self.config.eos_token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
+
+    def _reading(self, body: GenerateBody, **options: bool) -> ReadingOptions:
+        stop = body.stop or ()
+        return ReadingOptions(
+            stops=(stop,) if isinstance(stop, str) else tuple(stop),
+            keep_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            **options,
+        )
+
+
+def _asked_max(body: GenerateBody) -> int | None:
+    asked = body.max_completion_tokens
+    return body.max_tokens if asked is None else asked
 
 
 def _split_prompt(prompt: Any) -> tuple[list[str], list[list[int]]]:
@@ -219,18 +357,3 @@ def _bad_prompt() -> InvalidRequest:
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists",
         param="prompt",
     )
-
-
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """The form of each message. Which roles may follow which is the template's business."""
-    if not messages:
-        raise InvalidRequest("messages is empty", param="messages")
-    for idx, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"messages[{idx}].role must be a string", param="messages")
-        content = message.get("content")
-        only_calls = content is None and bool(message.get("tool_calls"))
-        if not (isinstance(content, str | list) or only_calls):
-            raise InvalidRequest(
-                f"messages[{idx}].content must be a string or a list of parts", param="messages"
-            )

@@ -13,13 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 
+from pdx import __version__
 from pdx.errors import InternalError, PdxError, ProtocolError
+from pdx.metrics.serving import ServingMetrics
 from pdx.request.stream import FrontendConfig, FrontendFailed, FrontendReady
+from pdx.server.answer import Service
 from pdx.server.app import build_app
 from pdx.server.channel import EngineChannel
-from pdx.server.checks import RequestChecker, SamplingDefaults
-from pdx.server.generate import Service
+from pdx.server.checks import RequestChecker
 from pdx.server.listen import open_listener
+from pdx.server.sampling import SamplingDefaults
 from pdx.server.timelines import RecentTimelines
 from pdx.text.chat_template import ChatTemplate
 from pdx.text.tokenizer import Tokenizer
@@ -68,7 +71,13 @@ def _load(config: FrontendConfig, channel: EngineChannel, pool: ThreadPoolExecut
         defaults=SamplingDefaults.from_folder(folder),
         pool=pool,
     )
-    return Service(checker=checker, channel=channel, timelines=RecentTimelines())
+    metrics = ServingMetrics(
+        version=__version__,
+        model=config.model_name,
+        counts=lambda: channel.status.counts,
+        num_streams=lambda: channel.num_streams,
+    )
+    return Service(checker=checker, channel=channel, timelines=RecentTimelines(), metrics=metrics)
 
 
 def _as_failed(error: Exception) -> FrontendFailed:

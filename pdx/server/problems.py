@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape. Pure."""
+"""Errors in OpenAI's shape, and those that only HTTP knows. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from pdx.errors import PdxError, RequestError, UnknownModel
 
-__all__ = ["error_body", "error_bytes"]
+__all__ = ["error_body", "error_bytes", "request_timed_out"]
 
 
 class _Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,3 +33,11 @@ def error_bytes(error: PdxError) -> bytes:
     param = error.param if isinstance(error, RequestError) else None
     code = "model_not_found" if isinstance(error, UnknownModel) else None
     return error_body(error.message, error.kind, param=param, code=code)
+
+
+def request_timed_out() -> RequestError:
+    """The server's own limit on one request's time was reached."""
+    error = RequestError("the request took longer than this server allows")
+    error.http_status = 504
+    error.kind = "timeout"
+    return error

@@ -20,6 +20,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from pdx.metrics.timeline import RequestTimeline
+from pdx.request.batch import ScoredToken
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, recv_frame
 from pdx.request.request import FinishReason
 from pdx.request.stream import (
@@ -222,18 +223,53 @@ def client(shared_frontend: Frontend) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def talk(tokenizer: Tokenizer) -> Script:
-    token_ids = tokenizer.encode(TEXT)
+def talk(tokenizer: Tokenizer, text: str = TEXT) -> Script:
+    """Repeats a text, one token an update, until max_tokens; scores what it is asked to score."""
+    token_ids = tokenizer.encode(text)
 
     def script(submit: Submit) -> Iterable[msgspec.Struct]:
-        count = submit.sampling.max_tokens
-        timeline = RequestTimeline(prompt_len=len(submit.token_ids), output_len=count)
+        count, prompt_len = submit.sampling.max_tokens, len(submit.token_ids)
         for idx in range(count):
-            token_id = [token_ids[idx % len(token_ids)]]
-            if idx + 1 < count:
-                yield update(submit.stream_id, token_id)
-            else:
-                yield update(submit.stream_id, token_id, FinishReason.LENGTH, timeline)
+            token_id = token_ids[idx % len(token_ids)]
+            is_last = idx + 1 == count
+            one = StreamUpdate(
+                stream_id=submit.stream_id,
+                token_ids=[token_id],
+                logprobs=scores([token_id], submit.sampling.logprobs),
+                prompt_logprobs=[]
+                if idx
+                else scores(submit.token_ids[1:], submit.sampling.prompt_logprobs),
+                finish_reason=FinishReason.LENGTH if is_last else None,
+                timeline=RequestTimeline(prompt_len=prompt_len, output_len=count)
+                if is_last
+                else None,
+            )
+            yield StepFrame(updates=[one])
+
+    return script
+
+
+def scores(token_ids: list[int], num_top: int | None) -> list[ScoredToken]:
+    """Each token's log-probability is -its id / 1000; it is the most likely one."""
+    if num_top is None:
+        return []
+    return [
+        ScoredToken(
+            token_id=i,
+            logprob=-i / 1000,
+            top=[((i + k) % VOCAB_SIZE, -i / 1000 - k) for k in range(num_top)],
+        )
+        for i in token_ids
+    ]
+
+
+def say(tokenizer: Tokenizer, text: str, finish: FinishReason = FinishReason.LENGTH) -> Script:
+    """Says a text once, one token an update, whatever is asked. Its last update has no tokens."""
+
+    def script(submit: Submit) -> Iterable[msgspec.Struct]:
+        for token_id in tokenizer.encode(text):
+            yield update(submit.stream_id, [token_id])
+        yield update(submit.stream_id, [EOS_ID] if finish is FinishReason.STOP else [], finish)
 
     return script
 

@@ -1,0 +1,178 @@
+"""The metrics of a serving node, declared once, under the names that ``/metrics`` shows.
+
+Owned by the frontend's event loop, which sees every request's beginning and end. What only the
+primary knows comes with each timeline and with its status. A registry of its own: nothing global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypeAlias
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from pdx.metrics.timeline import RequestTimeline
+
+__all__ = ["CONTENT_TYPE", "ServingMetrics", "StreamEnd"]
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+
+#: How a stream ended: by its own end, by its client's, by the clock, or by a fault.
+StreamEnd: TypeAlias = Literal["stop", "length", "tool_calls", "left", "timeout", "failed"]
+
+_LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
+_SHARES = tuple(tenth / 10 for tenth in range(1, 11))
+
+
+class ServingMetrics:
+    """``counts`` gives the primary's latest counts, ``num_streams`` how many streams run."""
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        model: str,
+        counts: Callable[[], Mapping[str, int]],
+        num_streams: Callable[[], int],
+    ) -> None:
+        self._registry = registry = CollectorRegistry(auto_describe=True)
+        # Series that nobody plots.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, registry=registry, buckets=buckets)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        Gauge("pdx_build_info", "1.", ["version", "model"], registry=registry).labels(
+            version, model
+        ).set(1)
+        Gauge("pdx_streams_running", "Streams that run.", registry=registry).set_function(
+            num_streams
+        )
+        self._http = counter(
+            "pdx_http_requests", "HTTP requests by route and status.", "route", "status"
+        )
+        self._failures = counter(
+            "pdx_failures", "Requests that ended in an error, by its kind.", "kind"
+        )
+        self._ends = counter("pdx_streams_ended", "Streams by how they ended.", "end")
+        self._first_token = histogram(
+            "pdx_time_to_first_token_seconds", "From a request's arrival (TTFT).", _LONG_S
+        )
+        self._gap = histogram("pdx_inter_token_seconds", "Between two tokens (ITL).", _SHORT_S)
+        self._duration = histogram(
+            "pdx_request_seconds", "From a request's arrival to the end of its answer.", _LONG_S
+        )
+        self._queue = histogram(
+            "pdx_queue_seconds", "From arrival to the start of the prefill's request.", _LONG_S
+        )
+        self._prompt_tokens = counter("pdx_prompt_tokens", "Prompt tokens of streams that began.")
+        self._prompt_sources = counter(
+            "pdx_prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from; unknown where a stream was cut short.",
+            "source",
+        )
+        self._generated = counter("pdx_generated_tokens", "Tokens generated.")
+        self._transfer_bytes = counter("pdx_transfer_bytes", "KV bytes received.")
+        self._transfer_s = histogram(
+            "pdx_transfer_seconds", "From asking a prefiller to the last byte.", _LONG_S
+        )
+        self._hidden_share = histogram(
+            "pdx_transfer_hidden_ratio", "Share of a transfer hidden behind compute.", _SHARES
+        )
+        self._retries = counter("pdx_transfer_retries", "Transfers that were made again.")
+        registry.register(_NodeCounts(counts))
+
+    def scrape(self) -> bytes:
+        """The page for Prometheus."""
+        return prometheus_client.generate_latest(self._registry)
+
+    def http(self, route: str, status: int) -> None:
+        """A request was answered; 499: its client left first."""
+        self._http.labels(route, status).inc()
+
+    def failed(self, kind: str) -> None:
+        """A request ended in an error of this kind."""
+        self._failures.labels(kind).inc()
+
+    def first_token(self, since_arrival_s: float, prompt_len: int) -> None:
+        """A stream has begun."""
+        self._first_token.observe(since_arrival_s)
+        self._prompt_tokens.inc(prompt_len)
+
+    def tokens(self, count: int, gap_s: float | None) -> None:
+        """``count`` more tokens of a stream, ``gap_s`` after those before."""
+        self._generated.inc(count)
+        if gap_s is not None and count:
+            self._gap.observe(gap_s / count)
+
+    def ended(self, end: StreamEnd, since_arrival_s: float) -> None:
+        """A stream has ended."""
+        self._ends.labels(end).inc()
+        self._duration.observe(since_arrival_s)
+
+    def prompt_of_unknown_source(self, prompt_len: int) -> None:
+        """A stream that had begun was cut short: its timeline never comes."""
+        self._prompt_sources.labels("unknown").inc(prompt_len)
+
+    def timeline(self, timeline: RequestTimeline) -> None:
+        """The engine's account of a finished stream."""
+        # The decoder computes the last prompt token itself.
+        remote = timeline.prompt_len - 1 if timeline.prefiller is not None else 0
+        self._prompt_sources.labels("remote").inc(remote)
+        self._prompt_sources.labels("local").inc(timeline.prompt_len - remote)
+        if timeline.dispatched_s is not None:
+            self._queue.observe(timeline.dispatched_s)
+            if timeline.arrived_s is not None:
+                self._transfer_s.observe(timeline.arrived_s - timeline.dispatched_s)
+        self._transfer_bytes.inc(timeline.transfer_bytes)
+        if timeline.hidden_share is not None:
+            self._hidden_share.observe(timeline.hidden_share)
+        self._retries.inc(timeline.num_retries)
+
+
+class _NodeCounts:
+    """The primary's counts: ``pages_*`` are states of pages, ``requests_*`` states of requests, a
+    few others levels; the rest only rise.
+
+    What has been shown of a counter is never taken back, whatever the primary says.
+    """
+
+    _LEVELS = frozenset({"transfers_open", "slots_taken"})
+
+    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        self._counts = counts
+        self._highest: dict[str, int] = {}
+
+    def describe(self) -> list[Metric]:
+        """Names that no metric declared elsewhere may take."""
+        return [GaugeMetricFamily(name, "") for name in ("pdx_pages", "pdx_node_requests")]
+
+    def collect(self) -> Iterable[Metric]:
+        """Called at each scrape."""
+        pages = GaugeMetricFamily("pdx_pages", "KV pages by state.", labels=["state"])
+        requests = GaugeMetricFamily(
+            "pdx_node_requests", "Requests by where they are in the node.", labels=["state"]
+        )
+        events = CounterMetricFamily(
+            "pdx_node_events", "Faults and events that the primary counts.", labels=["event"]
+        )
+        levels = GaugeMetricFamily("pdx_node_level", "Other levels.", labels=["what"])
+        for name, count in self._counts().items():
+            kind, _, state = name.partition("_")
+            if kind == "pages":
+                pages.add_metric([state], count)
+            elif kind == "requests":
+                requests.add_metric([state], count)
+            elif name in self._LEVELS:
+                levels.add_metric([name], count)
+            else:
+                self._highest[name] = max(count, self._highest.get(name, 0))
+        for name, count in self._highest.items():
+            events.add_metric([name], count)
+        return [pages, requests, levels, events]

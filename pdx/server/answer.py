@@ -1,0 +1,204 @@
+"""One HTTP request's answer: from the first update of its streams to the last.
+
+Lives in the request's task. Nothing of a 200 is sent before every stream has had its first update:
+by then the KV cache is proved complete, and a refusal by the engine can still have its own status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.types import Message, Send
+
+from pdx.errors import PdxError
+from pdx.metrics.serving import ServingMetrics, StreamEnd
+from pdx.request.request import SamplingParams
+from pdx.request.stream import StreamUpdate
+from pdx.server.channel import EngineChannel, StreamGroup
+from pdx.server.checks import Job, Prompt, RequestChecker
+from pdx.server.choice import ChoiceReader
+from pdx.server.deltas import Delta, joined
+from pdx.server.problems import error_bytes, request_timed_out
+from pdx.server.shapes import AnswerShape, Usage
+from pdx.server.timelines import RecentTimelines
+
+__all__ = ["Answer", "Service"]
+
+#: Longest wait for a client to take the frame that tells of a failure.
+_LAST_WORD_S = 5.0
+
+_SSE_START: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What all requests share."""
+
+    checker: RequestChecker
+    channel: EngineChannel
+    timelines: RecentTimelines
+    metrics: ServingMetrics
+
+
+class _Choice:
+    """One stream: its reader, and its times for the metrics."""
+
+    def __init__(self, reader: ChoiceReader, prompt_len: int, arrival_s: float) -> None:
+        self.reader = reader
+        self._prompt_len = prompt_len
+        self._arrival_s = arrival_s
+        self._last_token_s: float | None = None
+        self._has_timeline = False
+        self._has_ended = False
+
+    def take(self, update: StreamUpdate, metrics: ServingMetrics) -> Delta:
+        now = time.monotonic()
+        num_before = self.reader.num_tokens
+        delta = self.reader.take(update)
+        if self._last_token_s is None:
+            metrics.first_token(now - self._arrival_s, self._prompt_len)
+            metrics.tokens(self.reader.num_tokens, None)
+        else:
+            metrics.tokens(self.reader.num_tokens - num_before, now - self._last_token_s)
+        self._last_token_s = now
+        if update.timeline is not None:
+            self._has_timeline = True
+            metrics.timeline(update.timeline)
+        if delta.finish_reason is not None:
+            self.end(delta.finish_reason, metrics)
+        return delta
+
+    def end(self, end: StreamEnd, metrics: ServingMetrics) -> None:
+        """Count the stream's end, once."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        metrics.ended(end, time.monotonic() - self._arrival_s)
+        if self._last_token_s is not None and not self._has_timeline:
+            metrics.prompt_of_unknown_source(self._prompt_len)
+
+
+class Answer:
+    """Owns the streams of a job; ``close`` must be called at its end, whatever that was."""
+
+    def __init__(self, service: Service, job: Job, shape: AnswerShape, arrival_s: float) -> None:
+        self._service = service
+        self._job = job
+        self._shape = shape
+        self._streams = [(prompt, params) for prompt in job.prompts for params in prompt.samplings]
+        self._group: StreamGroup = service.channel.submit(
+            [(prompt.token_ids, params) for prompt, params in self._streams]
+        )
+        self._choices = [
+            _Choice(self._reader(idx, *stream), len(stream[0].token_ids), arrival_s)
+            for idx, stream in enumerate(self._streams)
+        ]
+
+    async def send_whole(self, send: Send) -> None:
+        """Send one body, when all is there."""
+        deltas: list[list[Delta]] = [[] for _ in self._choices]
+        while not self._is_done():
+            for delta in await self._deltas():
+                deltas[delta.choice_idx].append(delta)
+        body = self._shape.whole(list(map(joined, deltas)), self._prompts(), self._usage())
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def send_stream(self, send: Send, limit: asyncio.Timeout) -> None:
+        """Send server-sent events as tokens come. ``limit`` ends before the first byte goes out,
+        and its deadline is kept from here on."""
+        deltas: list[Delta] = []
+        waiting = set(range(len(self._choices)))
+        while waiting:
+            deltas += await self._deltas()
+            waiting -= {delta.choice_idx for delta in deltas}
+        deadline_s = limit.when()
+        limit.reschedule(None)
+        await send(_SSE_START)
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._send_frames(send, self._shape.opening(self._prompts()), deltas)
+                while not self._is_done():
+                    await self._send_frames(send, [], await self._deltas())
+        except (PdxError, TimeoutError) as error:
+            await self._fail_stream(send, error)
+            return
+        closing = [*self._shape.closing(self._usage()), b"data: [DONE]\n\n"]
+        await _send_part(send, b"".join(closing), is_last=True)
+
+    def close(self, end: StreamEnd) -> None:
+        """Give up what still runs: abort it, and count it as ended in this way."""
+        self._group.close()
+        for choice in self._choices:
+            choice.end(end, self._service.metrics)
+
+    def _reader(self, idx: int, prompt: Prompt, sampling: SamplingParams) -> ChoiceReader:
+        tokenizer = self._service.checker.tokenizer
+        return ChoiceReader(idx, prompt, sampling, self._job.reading, tokenizer)
+
+    async def _fail_stream(self, send: Send, error: PdxError | TimeoutError) -> None:
+        """It is too late for a status: the client learns it from the last frame."""
+        problem = error if isinstance(error, PdxError) else request_timed_out()
+        self._service.metrics.failed(problem.kind)
+        self.close("failed" if isinstance(error, PdxError) else "timeout")
+        # A client that does not read may be what took so long.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORD_S):
+                await _send_part(send, b"data: %b\n\n" % error_bytes(problem), is_last=True)
+
+    async def _send_frames(self, send: Send, frames: list[bytes], deltas: list[Delta]) -> None:
+        frames += [frame for delta in deltas if (frame := self._shape.chunk(delta)) is not None]
+        if frames:
+            await _send_part(send, b"".join(frames), is_last=False)
+
+    async def _deltas(self) -> list[Delta]:
+        """What the next updates add; none of a choice that has ended already."""
+        return [
+            self._take(idx, update)
+            for idx, update in await self._group.updates()
+            if self._choices[idx].reader.finish_reason is None
+        ]
+
+    def _take(self, idx: int, update: StreamUpdate) -> Delta:
+        if update.timeline is not None:
+            self._service.timelines.record(self._shape.head.request_id, idx, update.timeline)
+        delta = self._choices[idx].take(update, self._service.metrics)
+        if self._choices[idx].reader.stopped_here:
+            self._group.close_choice(idx)
+        return delta
+
+    def _is_done(self) -> bool:
+        return all(choice.reader.finish_reason is not None for choice in self._choices)
+
+    def _prompts(self) -> list[Sequence[int]]:
+        return [prompt.token_ids for prompt, _ in self._streams]
+
+    def _usage(self) -> Usage:
+        """A prompt counts once, however many choices it has."""
+        num_prompt = sum(len(prompt.token_ids) for prompt in self._job.prompts)
+        num_output = sum(choice.reader.num_tokens for choice in self._choices)
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_output,
+            total_tokens=num_prompt + num_output,
+        )
+
+
+async def _send_part(send: Send, body: bytes, *, is_last: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": not is_last})

@@ -1,0 +1,158 @@
+"""The endpoints that ask the engine for nothing."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pdx import __version__
+from pdx.errors import InvalidRequest
+from pdx.metrics.serving import CONTENT_TYPE
+from pdx.server.answer import Service
+from pdx.server.bodies import BodyT, DetokenizeBody, TokenizeBody
+from pdx.server.incoming import ClientLeft, read_body
+
+__all__ = ["Detokenized", "Health", "ModelCard", "ModelList", "Queries", "Tokenized", "Version"]
+
+#: Nobody reads the answer to a client that has left.
+_NOBODY = Response(status_code=499)
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "pdx"
+    #: Prompt plus output tokens of one request, at most (vLLM's name).
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All served models."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's state, for load balancers and people."""
+
+    status: str
+    detail: str
+    streams: int
+    counts: dict[str, int]
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """What is running."""
+
+    version: str
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids of a text, in vLLM's shape."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str | None] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of token ids, in vLLM's shape."""
+
+    prompt: str
+
+
+class Queries:
+    """One object for all of them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        return _json(ModelList(data=[self._card()]))
+
+    async def model(self, request: Request) -> Response:
+        """``GET /v1/models/{model}``."""
+        self._service.checker.check_model(request.path_params["model"])
+        return _json(self._card())
+
+    async def health(self, request: Request) -> Response:
+        """``GET /health``: 200 or 503; the body says why."""
+        channel = self._service.channel
+        status = channel.status
+        body = Health(
+            status="ok" if status.healthy else "unhealthy",
+            detail=status.detail,
+            streams=channel.num_streams,
+            counts=status.counts,
+        )
+        return _json(body, 200 if status.healthy else 503)
+
+    async def version(self, request: Request) -> Response:
+        """``GET /version``."""
+        return _json(Version(version=__version__))
+
+    async def metrics(self, request: Request) -> Response:
+        """``GET /metrics``, for Prometheus."""
+        return Response(self._service.metrics.scrape(), headers={"content-type": CONTENT_TYPE})
+
+    async def timeline(self, request: Request) -> Response:
+        """``GET /pdx/requests/{request_id}``: a finished request's timeline; ``?choice=`` picks one
+        of several choices."""
+        request_id, choice = request.path_params["request_id"], request.query_params.get("choice")
+        if choice is not None and not (choice.isdecimal() and len(choice) < 9):
+            raise InvalidRequest(f"choice must be an index, got {choice[:80]!r}", param="choice")
+        found = self._service.timelines.find(request_id, int(choice or 0))
+        if found is None:
+            raise HTTPException(404, f"no finished request {request_id[:80]} is remembered")
+        return _json(found)
+
+    async def tokenize(self, request: Request) -> Response:
+        """``POST /tokenize``."""
+        checker = self._service.checker
+        try:
+            body = await self._body(request, TokenizeBody)
+        except ClientLeft:
+            return _NOBODY
+        tokens = await checker.tokenize(body)
+        strings = list(map(checker.tokenizer.token_of, tokens)) if body.return_token_strs else None
+        answer = Tokenized(
+            count=len(tokens),
+            max_model_len=checker.config.context_len,
+            tokens=tokens,
+            token_strs=strings,
+        )
+        return _json(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """``POST /detokenize``."""
+        checker = self._service.checker
+        try:
+            body = await self._body(request, DetokenizeBody)
+        except ClientLeft:
+            return _NOBODY
+        return _json(Detokenized(prompt=await checker.detokenize(body.tokens)))
+
+    async def _body(self, request: Request, kind: type[BodyT]) -> BodyT:
+        raw = await read_body(request.receive, self._service.channel.config.max_body_bytes)
+        return await self._service.checker.parse(raw, kind)
+
+    def _card(self) -> ModelCard:
+        config = self._service.channel.config
+        return ModelCard(
+            id=config.model_name, created=self._created, max_model_len=config.context_len
+        )
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
