@@ -142,7 +142,7 @@ class TransferDone:
     cancelled: bool
     #: 0, or libfabric's (positive) error number of what ended the transfer (ECANCELED: a fence).
     code: int
-    #: CLOCK_MONOTONIC, when libfabric had taken the first write.
+    #: CLOCK_MONOTONIC, when the first write was given to libfabric.
     first_post_ns: int | None
     #: CLOCK_MONOTONIC, when the worker saw the last layer of the last armed batch become due.
     last_progress_ns: int | None

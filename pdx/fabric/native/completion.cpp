@@ -25,7 +25,7 @@ bool Worker::read_queue() {
     bool any = false;
     fi_cq_data_entry entries[kQueueEntries];
     for (int i = 0; i < kReadsPerTurn; i++) {
-        const ssize_t n = fi_cq_read(domain_.cq(), entries, kQueueEntries);
+        const ssize_t n = domain_.read_queue(entries, kQueueEntries);
         if (n == -FI_EAGAIN) break;
         any = true;
         if (n == -FI_EAVAIL) {

@@ -129,6 +129,9 @@ Endpoint Domain::open_endpoint() {
         info->src_addr = strdup(name);
         info->src_addrlen = std::strlen(name) + 1;
     }
+    // An endpoint belongs to the queue from when it is bound, but shm can only drive one that is enabled: a read in
+    // between calls through a null pointer (libfabric 2.5).
+    std::lock_guard lock(progress_mutex_);
     Endpoint endpoint;
     fi_av_attr av_attr{};
     av_attr.type = FI_AV_TABLE;

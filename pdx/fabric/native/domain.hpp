@@ -1,14 +1,16 @@
 // One libfabric domain with its one completion queue, and the making of endpoints and registrations on it.
 //
 // Endpoints and registrations are made on the callers' threads (the domain is asked to be thread safe), so that the
-// worker never waits for them; the worker reads the queue and closes endpoints.
+// worker does not do that work; the worker reads the queue and closes endpoints.
 #pragma once
 
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
 
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -39,6 +41,11 @@ class Domain {
     uint64_t remote_base(const void* address) const {
         return virtual_addresses_ ? reinterpret_cast<uint64_t>(address) : 0;
     }
+    // fi_cq_read, which also drives every endpoint. Never while open_endpoint() is between binding and enabling one.
+    ssize_t read_queue(void* entries, size_t count) {
+        std::lock_guard lock(progress_mutex_);
+        return fi_cq_read(cq_, entries, count);
+    }
     // True if the worker may sleep on cq_fd() now; false: read the queue first.
     bool may_wait() const;
     // The queue must hold all that all links may have in it, or it would overflow. Throws Error(ENOSPC).
@@ -57,6 +64,7 @@ class Domain {
     Provider provider_;
     size_t cq_entries_;
     std::atomic<size_t> reserved_entries_{0};
+    std::mutex progress_mutex_;
     std::string provider_name_;
     fi_info* info_ = nullptr;
     fid_fabric* fabric_ = nullptr;

@@ -117,12 +117,14 @@ ssize_t Worker::post_write(Link& link, Transfer& transfer, Batch& batch) {
     op->num_bytes = num_bytes;
     const fi_msg_rma message{local, descriptors, pieces_.size(), link.peer.fi_addr, remote, pieces_.size(), op,
                              imm.encode()};
+    // Before the call, which over TCP is the sending itself.
+    const int64_t first_post_ns = transfer.first_post_ns ? transfer.first_post_ns : now_ns();
     const ssize_t rc = fi_writemsg(link.endpoint.ep, &message, FI_COMPLETION | FI_REMOTE_CQ_DATA);
     if (rc) {
         ops_.give_back(op);
         return rc;
     }
-    if (!transfer.first_post_ns) transfer.first_post_ns = now_ns();
+    transfer.first_post_ns = first_post_ns;
     batch.cursor = next;
     transfer.posted_atoms += imm.atoms;
     transfer.in_flight++;

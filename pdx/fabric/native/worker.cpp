@@ -18,6 +18,7 @@ namespace {
 constexpr uint64_t kGatherBytes = 256 << 10;
 constexpr uint64_t kMergeBytes = 4 << 20;
 constexpr size_t kMaxPieces = 8;
+constexpr int kLooksPerTurn = 8;
 // Sleeps while something is expected that wakes nobody (a word whose writer has no eventfd, a queue without a
 // descriptor): each twice the one before.
 constexpr int64_t kFirstNapNs = 20'000, kLastNapNs = 200'000;
@@ -240,9 +241,17 @@ bool Worker::waiting() const {
     return !armed_.empty() || !posting_.empty() || num_connecting_ || writes_in_flight_ || slots_.num_armed();
 }
 
+// A look at the words is a load, one at the queue is a system call: many of the first for each of the second.
+void Worker::spin() {
+    for (int i = 0; i < kLooksPerTurn; i++) {
+        relax();
+        if (look_at_words()) return;
+    }
+}
+
 void Worker::idle(int64_t now) {
     const bool busy = waiting();
-    if (busy && now - last_active_ns_ < options_.spin_ns) return relax();
+    if (busy && now - last_active_ns_ < options_.spin_ns) return spin();
     int64_t timeout = next_deadline() - now;
     if (!posting_.empty() || num_connecting_) timeout = std::min(timeout, kBlockedNapNs);
     const bool polled = domain_.cq_fd() < 0;

@@ -90,6 +90,7 @@ class Worker {
     void settle(Transfer& transfer);
     void fence(LinkId id);
     bool waiting() const;
+    void spin();
     void idle(int64_t now);
 
     // posting.cpp
