@@ -14,23 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdx.cli.options import (
-    ChunkLen,
-    Device,
-    Dtype,
-    KvMemory,
-    LogLevel,
-    NumPages,
-    PageSize,
-    Poison,
-    Threads,
-    engine_config,
-)
-from pdx.cli.output import loading_progress, set_up_logging
+from pdx.cli.options import with_settings
+from pdx.cli.output import loading_progress
+from pdx.config.engine import EngineConfig
+from pdx.config.node import ModelChoice
+from pdx.config.resolve import Settings
+from pdx.config.setting import pick
 from pdx.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pdx.config.engine import EngineConfig
     from pdx.engine.loading import LoadedModel
     from pdx.text.tokenizer import Tokenizer
 
@@ -51,8 +43,12 @@ class _Job:
     as_json: bool
 
 
+@with_settings(
+    [*pick(ModelChoice, required=["model"]), *pick(EngineConfig, without=["max_num_seqs"])],
+    argument="model",
+)
 def generate(
-    model: Annotated[str, typer.Argument(help="A Hugging Face folder, or org/name[@revision].")],
+    settings: Settings,
     prompt: Annotated[str | None, typer.Argument(help="The prompt's text.")] = None,
     token_ids: Annotated[
         str | None,
@@ -71,31 +67,10 @@ def generate(
         bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    device: Device = "cpu",
-    dtype: Dtype = "auto",
-    threads: Threads = 0,
-    page_size: PageSize = 16,
-    pages: NumPages = 0,
-    kv_memory: KvMemory = "1G",
-    poison: Poison = False,
-    chunk: ChunkLen = 512,
-    log_level: LogLevel = "warning",
 ) -> None:
     """Generate from one prompt on this machine, colocated."""
-    set_up_logging(log_level)
-    config = engine_config(
-        device=device,
-        dtype=dtype,
-        threads=threads,
-        page_size=page_size,
-        pages=pages,
-        kv_memory=kv_memory,
-        poison=poison,
-        chunk=chunk,
-        max_seqs=1,
-    )
     job = _Job(
-        model=model,
+        model=settings["model"],
         prompt=prompt,
         token_ids=token_ids,
         chat=chat,
@@ -106,7 +81,7 @@ def generate(
         ignore_eos=ignore_eos,
         as_json=as_json,
     )
-    asyncio.run(_generate(job, config))
+    asyncio.run(_generate(job, settings.build(EngineConfig, max_num_seqs=1)))
 
 
 async def _generate(job: _Job, config: EngineConfig) -> None:

@@ -15,10 +15,12 @@ from pdx.errors import PdxError
 
 __all__ = ["app", "main"]
 
+_USAGE, _INTERNAL, _INTERRUPTED = 2, 70, 130
+
 app = typer.Typer(
     name="pdx",
     help="Disaggregated LLM inference: prefill on one node, decode on another.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,6 +37,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -43,14 +46,42 @@ def _options(
     ] = False,
 ) -> None:
     """Options of every command."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(_USAGE)
 
 
 def main() -> None:
     """Entry point. Exit codes: 0 done, 1 refused, 2 usage, 70 internal, 130 interrupted."""
+    sys.exit(_run())
+
+
+def _run() -> int:
     try:
-        app()
+        return app(standalone_mode=False) or 0
     except PdxError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        print_error(error.message, error.hint)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the process's edge
+        usage = _usage(error)
+        if usage is not None:
+            print_error(*usage)
+            return _USAGE
+        print_error(
+            f"a bug in pdx: {type(error).__name__}: {error}", "run it again with --debug, report it"
+        )
+        return _INTERNAL
+
+
+def _usage(error: Exception) -> tuple[str, str] | None:
+    """Message and hint of what Typer has refused; None: it is no such error. Which package its
+    classes live in depends on its version.
+    """
+    if not hasattr(error, "format_message"):
+        return None
+    context = getattr(error, "ctx", None)
+    command = "pdx" if context is None else context.command_path
+    message = error.format_message().rstrip(".")
+    return message[:1].lower() + message[1:], f"{command} --help"

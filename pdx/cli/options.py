@@ -1,161 +1,128 @@
-"""Options that several commands share, and how they become a configuration."""
+"""From declared settings to a command's flags, and from its flags to resolved settings."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from pdx.config.engine import EngineConfig
+from pdx.cli.output import set_up_logging
+from pdx.config.node import OutputConfig
+from pdx.config.resolve import resolve
+from pdx.config.setting import SECTIONS, Kind, Setting, settings_of
 
-__all__ = [
-    "ChunkLen",
-    "Device",
-    "Dtype",
-    "FabricName",
-    "KvMemory",
-    "LogLevel",
-    "MaxSeqs",
-    "NumPages",
-    "PageSize",
-    "Poison",
-    "Threads",
-    "engine_config",
-]
+__all__ = ["help_text", "with_settings"]
 
-_MODEL, _KV, _SCHEDULER, _FABRIC, _OUTPUT = "Model", "KV cache", "Scheduler", "Fabric", "Output"
-
-Device = Annotated[
-    str,
-    typer.Option(
-        "--device", envvar="PDX_DEVICE", rich_help_panel=_MODEL, help="Device of the ranks."
-    ),
+_CONFIG = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Read settings from a TOML file [PDX_CONFIG]."),
 ]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        envvar="PDX_DTYPE",
-        rich_help_panel=_MODEL,
-        help="auto (the checkpoint's), float32, bfloat16 or float16.",
-    ),
-]
-Threads = Annotated[
-    int,
-    typer.Option(
-        "--threads",
-        min=0,
-        envvar="PDX_THREADS",
-        rich_help_panel=_MODEL,
-        help="CPU threads of the rank; 0 leaves the choice to torch.",
-    ),
-]
-PageSize = Annotated[
-    int,
-    typer.Option(
-        "--page-size",
-        min=1,
-        envvar="PDX_PAGE_SIZE",
-        rich_help_panel=_KV,
-        help="Tokens in a KV page.",
-    ),
-]
-NumPages = Annotated[
-    int,
-    typer.Option(
-        "--pages",
-        min=0,
-        envvar="PDX_PAGES",
-        rich_help_panel=_KV,
-        help="KV pages; 0: as many as --kv-memory holds.",
-    ),
-]
-KvMemory = Annotated[
-    str,
-    typer.Option(
-        "--kv-memory",
-        envvar="PDX_KV_MEMORY",
-        rich_help_panel=_KV,
-        help="Memory for KV pages, e.g. 512M.",
-    ),
-]
-Poison = Annotated[
+_PRINT = Annotated[
     bool,
     typer.Option(
-        "--poison",
-        envvar="PDX_POISON",
-        rich_help_panel=_KV,
-        help="Fill fresh KV memory with NaN (tests).",
-    ),
-]
-ChunkLen = Annotated[
-    int,
-    typer.Option(
-        "--chunk",
-        min=1,
-        envvar="PDX_CHUNK",
-        rich_help_panel=_SCHEDULER,
-        help="Prefill tokens in one forward pass.",
-    ),
-]
-MaxSeqs = Annotated[
-    int,
-    typer.Option(
-        "--max-seqs",
-        min=1,
-        envvar="PDX_MAX_SEQS",
-        rich_help_panel=_SCHEDULER,
-        help="Requests that hold pages at once.",
-    ),
-]
-FabricName = Annotated[
-    str,
-    typer.Option(
-        "--fabric",
-        envvar="PDX_FABRIC",
-        rich_help_panel=_FABRIC,
-        help="auto (shm on one host, else tcp), tcp or shm.",
-    ),
-]
-LogLevel = Annotated[
-    str,
-    typer.Option(
-        "--log-level",
-        envvar="PDX_LOG_LEVEL",
-        rich_help_panel=_OUTPUT,
-        help="debug, info, warning or error.",
+        "--print-config", help="Print the settings as TOML, each with its origin, and exit."
     ),
 ]
 
 
-def engine_config(
-    *,
-    device: str,
-    dtype: str,
-    threads: int,
-    page_size: int,
-    pages: int,
-    kv_memory: str,
-    poison: bool,
-    chunk: int,
-    max_seqs: int,
-) -> EngineConfig:
-    """The engine's settings from the flags.
+def with_settings(
+    declared: Sequence[Setting] = (), *, argument: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn ``body(settings, **own)`` into a command with a flag for each setting.
 
-    Raises:
-        ConfigError: a flag's value makes no sense.
+    The output's settings, `--config` and `--print-config` come along; logging is set up before the
+    body runs.
+
+    Args:
+        argument: the setting that is the command's positional argument, by field name.
     """
-    from pdx.config.engine import EngineConfig, parse_bytes
+    every = [
+        dataclasses.replace(each, positional=each.name == argument)
+        for each in (*declared, *settings_of(OutputConfig))
+    ]
 
-    return EngineConfig(
-        device=device,
-        dtype=dtype,
-        num_threads=threads,
-        page_size=page_size,
-        num_pages=pages or None,
-        kv_memory_bytes=parse_bytes(kv_memory),
-        poison=poison,
-        chunk_len=chunk,
-        max_num_seqs=max_seqs,
-    )
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, each in inspect.signature(body, eval_str=True).parameters.items()
+            if name != "settings"
+        ]
+
+        @functools.wraps(body)
+        def command(**given: Any) -> None:
+            file = given.pop("config") or os.environ.get("PDX_CONFIG")
+            print_only = given.pop("print_config")
+            flags = {each.name: given.pop(each.name) for each in every}
+            settings = resolve(
+                every, flags=flags, env=os.environ, file=Path(file) if file else None
+            )
+            if print_only:
+                sys.stdout.write(settings.to_toml())
+                return
+            settings.check_required()
+            output = settings.build(OutputConfig)
+            set_up_logging(body.__name__, output)
+            try:
+                body(settings, **given)
+            except Exception:
+                if output.debug:
+                    traceback.print_exc()
+                raise
+
+        parameters = [
+            *(p for p in own if not _has_default(p)),
+            *(_parameter(each) for each in every if each.positional),
+            *(p for p in own if _has_default(p)),
+            _plain("config", _CONFIG, None),
+            _plain("print_config", _PRINT, False),
+            *(_parameter(each) for each in every if not each.positional),
+        ]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
+
+
+def help_text(each: Setting) -> str:
+    """One line: what it is, its default, its variable."""
+    default = each.default_text
+    notes = ["required" if each.required else f"default: {default}" if default else "", each.env]
+    return f"{each.doc} [{'; '.join(note for note in notes if note)}]"
+
+
+def _has_default(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not inspect.Parameter.empty
+
+
+def _plain(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=annotation)
+
+
+def _parameter(each: Setting) -> inspect.Parameter:
+    """The flag, as text: :func:`resolve` parses it, wherever it comes from."""
+    shown: dict[str, Any] = {
+        "help": help_text(each).replace("[", r"\["),
+        "show_default": False,
+        "autocompletion": (lambda: list(each.choices)) if each.choices else None,
+    }
+    if each.positional:
+        argument = typer.Argument(metavar=each.metavar, **shown)
+        return _plain(each.name, Annotated[str | None, argument], None)
+    shown["rich_help_panel"] = SECTIONS[each.section]
+    if each.kind is Kind.FLAG:
+        flag = typer.Option(f"{each.flag}/--no-{each.flag[2:]}", **shown)
+        return _plain(each.name, Annotated[bool | None, flag], None)
+    flags = [each.flag, *([each.short] if each.short else [])]
+    option = typer.Option(*flags, metavar=each.metavar, **shown)
+    many = each.kind is Kind.TEXTS
+    return _plain(each.name, Annotated[list[str] | None if many else str | None, option], None)

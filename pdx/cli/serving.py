@@ -16,7 +16,7 @@ from pdx.errors import ConfigError, InternalError
 if TYPE_CHECKING:
     from pdx.messenger.control import Address
 
-__all__ = ["bind", "check_fabric", "report_on_request", "run_until_signal"]
+__all__ = ["bind", "report_on_request", "run_until_signal"]
 
 
 def bind(address: Address) -> socket.socket:
@@ -41,17 +41,6 @@ def report_on_request(status: Callable[[], Mapping[str, int]]) -> None:
         status_line(f"status: {json.dumps(status())}")
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, report)
-
-
-def check_fabric(name: str) -> str:
-    """One of auto, tcp and shm.
-
-    Raises:
-        ConfigError: it is another name.
-    """
-    if name not in ("auto", "tcp", "shm"):
-        raise ConfigError(f"fabric {name!r} is not known", hint="use auto, tcp or shm")
-    return name
 
 
 def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:

@@ -1,42 +1,94 @@
-"""A node's settings, resolved once and never changed. Every field says its unit; the CLI's help is
-made from these.
-"""
+"""What a node's ranks and scheduler need, resolved once and never changed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdx.config.setting import parse_bytes, setting
 from pdx.errors import ConfigError
 
 __all__ = ["EngineConfig", "parse_bytes"]
 
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What a node's ranks and scheduler need."""
+    """Settings of the panels Model, KV cache and Scheduler."""
 
-    #: Device of the ranks.
-    device: str = "cpu"
-    #: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
-    dtype: str = "auto"
-    #: Tokens in a KV page.
-    page_size: int = 16
-    #: KV pages; None: as many as kv_memory_bytes holds.
-    num_pages: int | None = None
-    #: Memory for KV pages, bytes.
-    kv_memory_bytes: int = 1 << 30
-    #: Prefill tokens in one forward pass.
-    chunk_len: int = 512
-    #: Requests that hold pages at once.
-    max_num_seqs: int = 64
-    #: Output tokens for which pages are leased when a request is admitted.
-    reserve_output_len: int = 256
-    #: Threads of a rank; 0 leaves the choice to torch.
-    num_threads: int = 0
-    #: A forward pass that takes longer than this is a hang; the node stops. Seconds.
-    watchdog_s: float = 300.0
-    #: Fill fresh KV memory with NaN (test builds).
-    poison: bool = False
+    device: str = setting(
+        "cpu", "Device of the ranks.", key="device", section="model", metavar="NAME"
+    )
+    dtype: str = setting(
+        "auto",
+        "Type of weights and KV cache; auto is the checkpoint's.",
+        key="dtype",
+        section="model",
+        choices=_DTYPES,
+    )
+    num_threads: int = setting(
+        0,
+        "CPU threads of a rank; 0 leaves the choice to torch.",
+        key="threads",
+        section="model",
+        metavar="THREADS",
+        minimum=0,
+    )
+    page_size: int = setting(
+        16, "Tokens in a KV page.", key="page_size", section="kv", metavar="TOKENS", minimum=1
+    )
+    num_pages: int | None = setting(
+        None,
+        "Number of KV pages.",
+        key="pages",
+        section="kv",
+        metavar="PAGES",
+        minimum=1,
+        unset="as many as --kv-memory holds",
+    )
+    kv_memory_bytes: int = setting(
+        1 << 30,
+        "Memory for KV pages, such as 512M or 4G.",
+        key="kv_memory",
+        section="kv",
+        metavar="SIZE",
+        minimum=1,
+    )
+    poison: bool = setting(
+        False, "Fill fresh KV memory with NaN (for tests).", key="poison", section="kv"
+    )
+    chunk_len: int = setting(
+        512,
+        "Prompt tokens in one forward pass.",
+        key="chunk",
+        section="scheduler",
+        metavar="TOKENS",
+        minimum=1,
+    )
+    max_num_seqs: int = setting(
+        64,
+        "Requests that hold pages at once.",
+        key="max_seqs",
+        section="scheduler",
+        metavar="REQUESTS",
+        minimum=1,
+    )
+    reserve_output_len: int = setting(
+        256,
+        "Output for which a request leases pages when it is admitted; more comes as it grows.",
+        key="reserve_output",
+        section="scheduler",
+        metavar="TOKENS",
+        minimum=1,
+    )
+    watchdog_s: float = setting(
+        300.0,
+        "A forward pass that takes longer is a hang: the node stops.",
+        key="watchdog",
+        section="scheduler",
+        metavar="SECONDS",
+        minimum=1,
+    )
 
     def __post_init__(self) -> None:
         for name in ("page_size", "chunk_len", "max_num_seqs", "reserve_output_len"):
@@ -44,27 +96,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.num_pages is not None and self.num_pages < 1:
             raise ConfigError(f"num_pages must be at least 1, not {self.num_pages}")
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+        if self.dtype not in _DTYPES:
             raise ConfigError(
-                f"dtype {self.dtype!r} is not known", hint="use auto, float32, bfloat16 or float16"
+                f"dtype {self.dtype!r} is not known", hint=f"use {' or '.join(_DTYPES)}"
             )
-
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def parse_bytes(text: str) -> int:
-    """Parse a size such as ``512M``, ``1.5G`` or ``1GiB`` (powers of two).
-
-    Raises:
-        ConfigError: the text is not a size.
-    """
-    cleaned = text.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = cleaned[-1:] if cleaned[-1:] in _UNITS else ""
-    try:
-        value = float(cleaned.removesuffix(unit) if unit else cleaned)
-    except ValueError:
-        value = -1.0
-    if value <= 0:
-        raise ConfigError(f"{text!r} is not a size", hint="write for example 512M or 4G")
-    return int(value * _UNITS[unit])

@@ -12,11 +12,11 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from pdx.config.node import ServerConfig
 from pdx.engine.decode_request import DecodeRequest
-from pdx.engine.frontend import FrontendProcess
+from pdx.engine.frontend_bridge import FrontendBridge
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.peer import PeerConnector
 from pdx.engine.step_loop import StepLoop
@@ -32,16 +32,7 @@ from pdx.messenger.messages import Prefill
 from pdx.messenger.plan import expected_atoms
 from pdx.messenger.slots import SlotTable
 from pdx.request.batch import ScoredToken
-from pdx.request.stream import (
-    Abort,
-    FrontendConfig,
-    FrontendReady,
-    NodeStatus,
-    StepFrame,
-    StreamFailed,
-    StreamUpdate,
-    Submit,
-)
+from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.scheduler import ScheduledPass
 from pdx.scheduler.sequence import Sequence, SequenceUpdate
 
@@ -76,33 +67,17 @@ class DecodeNode:
             self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s
         )
         self.connector = PeerConnector(peer, self._hub, self._slots, self._identity, owner=self)
-        self._frontend = FrontendProcess()
-        self._requests: dict[int, DecodeRequest] = {}
+        self._bridge = FrontendBridge(loaded, self.scheduler, self)
         self._transfers: dict[int, _Transfer] = {}
         self._next_transfer_id = itertools.count(1)
-        self._updates: list[StreamUpdate] = []
-        #: Faults and events by name.
-        self.counters: Counter[str] = Counter()
 
-    async def start_frontend(self, http: Address, *, max_streams: int) -> FrontendReady:
+    async def start_frontend(self, server: ServerConfig) -> FrontendReady:
         """Start the HTTP frontend.
 
         Raises:
             PdxError: it cannot start.
         """
-        model = self._loaded.model
-        return await self._frontend.start(
-            FrontendConfig(
-                model_folder=str(self._loaded.folder),
-                model_name=self._model_name,
-                context_len=self._loaded.context_len,
-                vocab_size=model.vocab_size,
-                eos_token_ids=model.eos_token_ids,
-                host=http.host,
-                port=http.port,
-                max_streams=max_streams,
-            )
-        )
+        return await self._bridge.start(server, self._model_name)
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -114,8 +89,8 @@ class DecodeNode:
         tasks = [
             asyncio.create_task(self._loop.run()),
             asyncio.create_task(self._watch_rank()),
-            asyncio.create_task(self._serve_frontend()),
-            asyncio.create_task(self._report_status()),
+            asyncio.create_task(self._bridge.serve()),
+            asyncio.create_task(self._bridge.report(self.status)),
             asyncio.create_task(self.connector.run()),
         ]
         try:
@@ -130,35 +105,13 @@ class DecodeNode:
     async def stop(self, reason: str) -> None:
         """End the link, the frontend and the fabrics."""
         await self.connector.stop(reason)
-        await self._frontend.stop()
+        await self._bridge.stop()
         self._hub.close()
 
-    # ---- frontend -------------------------------------------------------------------------
+    # ---- StreamOwner ----------------------------------------------------------------------
 
-    async def _serve_frontend(self) -> None:
-        while True:
-            match await self._frontend.receive():
-                case Submit() as submit:
-                    self._submit(submit)
-                case Abort(stream_id=stream_id):
-                    self._abort(stream_id)
-            self._loop.wake()
-
-    def _submit(self, submit: Submit) -> None:
-        try:
-            self._check(submit)
-            self.scheduler.submit(submit.stream_id, submit.token_ids, submit.sampling)
-        except RequestError as error:
-            self._report_failure(submit.stream_id, error)
-            return
-        self._requests[submit.stream_id] = DecodeRequest(
-            request_id=submit.stream_id,
-            prompt_len=len(submit.token_ids),
-            prompt_logprobs_wanted=submit.sampling.prompt_logprobs,
-        )
-
-    def _check(self, submit: Submit) -> None:
-        """What the frontend cannot know: the peer's limits."""
+    def submit(self, submit: Submit) -> None:
+        """What the frontend cannot check: the peer's limits."""
         link = self.connector.link
         num_prefill = len(submit.token_ids) - 1
         if link is not None and link.usable and num_prefill > link.max_prompt_len:
@@ -167,34 +120,14 @@ class DecodeNode:
                 f"({link.max_prompt_len})",
                 param="prompt",
             )
+        self.scheduler.submit(submit.stream_id, submit.token_ids, submit.sampling)
 
-    def _abort(self, stream_id: int) -> None:
-        request = self._requests.pop(stream_id, None)
-        if request is None:
-            return
-        self.counters["aborted"] += 1
-        self.scheduler.abort(stream_id)
+    def aborted(self, request: DecodeRequest) -> None:
         if request.transfer_id is not None and self.connector.link is not None:
             self.connector.link.cancel(request.transfer_id)
 
-    def _fail(self, request_id: int, error: RequestError) -> None:
-        """End a request with an error."""
-        if self._requests.pop(request_id, None) is None:
-            return
-        self.scheduler.abort(request_id)
-        self._report_failure(request_id, error)
+    def wake(self) -> None:
         self._loop.wake()
-
-    def _report_failure(self, stream_id: int, error: RequestError) -> None:
-        self.counters[f"failed_{error.kind}"] += 1
-        self._frontend.send(
-            StreamFailed(
-                stream_id=stream_id,
-                http_status=error.http_status,
-                kind=error.kind,
-                message=error.message if error.hint is None else f"{error.message}; {error.hint}",
-            )
-        )
 
     # ---- Role -----------------------------------------------------------------------------
 
@@ -203,7 +136,7 @@ class DecodeNode:
         if link is None or not link.usable:
             error = CapacityError("no prefiller is connected", hint=self.connector.status)
             for request_id in self.scheduler.waiting_ids():
-                self._fail(request_id, error)
+                self._bridge.fail(request_id, error)
             return
         for sequence in self.scheduler.admit():
             if len(sequence.token_ids) == 1:
@@ -217,7 +150,9 @@ class DecodeNode:
         if pair is None or not link.usable:
             if pair is not None:
                 self._slots.give_back(pair[0])
-            self._fail(sequence.request_id, CapacityError("too many transfers are unsettled"))
+            self._bridge.fail(
+                sequence.request_id, CapacityError("too many transfers are unsettled")
+            )
             return
         layout = self._loaded.layout
         lease_id = sequence.lease_id
@@ -228,7 +163,7 @@ class DecodeNode:
         transfer_id = next(self._next_transfer_id)
         self._transfers[transfer_id] = _Transfer(sequence.request_id, lease_id)
         self._pool.hold(lease_id, Use.REMOTE_WRITE)
-        request = self._requests[sequence.request_id]
+        request = self._bridge.requests[sequence.request_id]
         request.dispatch(transfer_id, link, atoms * layout.page_bytes)
         link.start(
             Prefill(
@@ -248,28 +183,7 @@ class DecodeNode:
         """A decoder's passes concern nobody else."""
 
     def after_pass(self, updates: list[SequenceUpdate]) -> None:
-        frame = []
-        for update in updates:
-            request = self._requests.get(update.request_id)
-            if request is None:
-                continue
-            request.on_tokens(len(update.token_ids))
-            finished = update.finish_reason is not None
-            if finished:
-                del self._requests[update.request_id]
-                self.counters["finished"] += 1
-            frame.append(
-                StreamUpdate(
-                    stream_id=update.request_id,
-                    token_ids=update.token_ids,
-                    logprobs=update.logprobs,
-                    prompt_logprobs=request.take_prompt_logprobs(),
-                    finish_reason=update.finish_reason,
-                    timeline=request.timeline() if finished else None,
-                )
-            )
-        if frame:
-            self._frontend.send(StepFrame(updates=frame))
+        self._bridge.after_pass(updates)
 
     # ---- DecodeLinkOwner ------------------------------------------------------------------
 
@@ -295,45 +209,31 @@ class DecodeNode:
     def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
         request = self._request_of(transfer_id)
         request.transfer_id = None
-        self._fail(request.request_id, error)
+        self._bridge.fail(request.request_id, error)
 
     def prefill_times(self, link: DecodeLink, times: PrefillTimes) -> None:
-        for request in self._requests.values():
+        for request in self._bridge.requests.values():
             if times.transfer_id in (request.transfer_id, request.arrived_transfer_id):
                 request.times = times
 
     def _request_of(self, transfer_id: int) -> DecodeRequest:
-        return next(r for r in self._requests.values() if r.transfer_id == transfer_id)
+        return next(r for r in self._bridge.requests.values() if r.transfer_id == transfer_id)
 
     # ---- health ---------------------------------------------------------------------------
 
     async def _watch_rank(self) -> None:
         raise await self._loaded.rank.died()
 
-    async def _report_status(self) -> None:
-        """Tell the frontend how the node is, when that changes."""
-        last = None
-        while True:
-            status = self.status()
-            if status != last:
-                self._frontend.send(status)
-                last = status
-            await asyncio.sleep(_STATUS_S)
-
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""
         link = self.connector.link
         usable = link is not None and link.usable
-        counts = {f"pages_{state}": count for state, count in asdict(self._pool.counts()).items()}
-        counts |= {
-            "requests_waiting": self.scheduler.num_waiting,
-            "requests_active": self.scheduler.num_active,
+        counts = self._bridge.counts() | {
             "transfers_open": len(self._transfers),
             "slots_taken": self._slots.num_taken,
             "atoms_counted": sum(fabric.atoms_reaped for fabric in self._hub.statistics()),
             "imms_stale": sum(fabric.stale_imms for fabric in self._hub.statistics()),
         }
-        counts |= self.counters
         return NodeStatus(
             healthy=usable,
             detail="ready" if usable else self.connector.status,

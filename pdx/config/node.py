@@ -1,0 +1,144 @@
+"""What a node needs besides its engine: its model, its peer, its API, its logs. Resolved once and
+never changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdx.config.setting import setting
+
+__all__ = ["FabricConfig", "ModelChoice", "OutputConfig", "ServerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """Which model."""
+
+    model: str | None = setting(
+        None,
+        "A Hugging Face folder, or org/name[@revision].",
+        key="model",
+        section="model",
+        metavar="MODEL",
+        short="-m",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricConfig:
+    """How nodes find each other, and what carries the KV cache."""
+
+    peer: str | None = setting(
+        None,
+        "Control address of the prefiller, as it printed it.",
+        key="peer",
+        section="fabric",
+        metavar="HOST:PORT",
+    )
+    listen: str = setting(
+        "127.0.0.1:0",
+        "Control address for decoders: HOST:PORT, [IPV6]:PORT or :PORT; port 0 picks a free one.",
+        key="listen",
+        section="fabric",
+        metavar="HOST:PORT",
+    )
+    fabric: str = setting(
+        "auto",
+        "libfabric provider; auto is shm on one host, else tcp.",
+        key="fabric",
+        section="fabric",
+        choices=("auto", "tcp", "shm"),
+    )
+    peer_timeout_s: float = setting(
+        60.0,
+        "How long to wait for the prefiller at the start.",
+        key="peer_timeout",
+        section="fabric",
+        metavar="SECONDS",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP API."""
+
+    http: str = setting(
+        "127.0.0.1:0",
+        "Address of the HTTP API; port 0 picks a free one.",
+        key="http",
+        section="server",
+        metavar="HOST:PORT",
+    )
+    served_model_name: str | None = setting(
+        None,
+        "The model's name in the API.",
+        key="served_model_name",
+        section="server",
+        metavar="NAME",
+        unset="the folder's or hub name",
+    )
+    api_key: str | None = setting(
+        None,
+        "Clients must send this key as a bearer token. Better set in the environment: other users "
+        "of this host can read flags.",
+        key="api_key",
+        section="server",
+        metavar="KEY",
+        unset="anyone may ask",
+        secret=True,
+    )
+    max_streams: int = setting(
+        1024,
+        "Streams at once, waiting ones included; more get a 503.",
+        key="max_streams",
+        section="server",
+        metavar="STREAMS",
+        minimum=1,
+    )
+    request_timeout_s: float = setting(
+        3600.0,
+        "Longest time for one HTTP request, first byte to last; 0 sets no limit.",
+        key="request_timeout",
+        section="server",
+        metavar="SECONDS",
+        minimum=0,
+    )
+    max_body_bytes: int = setting(
+        16 << 20,
+        "Longest request body.",
+        key="max_body",
+        section="server",
+        metavar="SIZE",
+        minimum=1,
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "A web origin whose scripts may use the API, * for all; give it again for more.",
+        key="cors_origin",
+        section="server",
+        metavar="ORIGIN",
+        unset="CORS is off",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig:
+    """What is said on stderr."""
+
+    log_level: str = setting(
+        "warning",
+        "The least severe messages to log.",
+        key="log_level",
+        section="output",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = setting(
+        "text",
+        "Form of what goes to stderr; json is one object a line.",
+        key="log_format",
+        section="output",
+        choices=("text", "json"),
+    )
+    debug: bool = setting(False, "Show a traceback with an error.", key="debug", section="output")

@@ -1,0 +1,108 @@
+"""One node that does both phases behind an HTTP frontend: no peer, no fabric.
+
+Runs on the primary's event loop, like the other nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdx.config.node import ServerConfig
+from pdx.engine.decode_request import DecodeRequest
+from pdx.engine.frontend_bridge import FrontendBridge
+from pdx.engine.loading import LoadedModel
+from pdx.engine.step_loop import StepLoop
+from pdx.request.batch import PromptScores
+from pdx.request.stream import FrontendReady, NodeStatus, Submit
+from pdx.scheduler.scheduler import ScheduledPass
+from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
+
+__all__ = ["ColocatedNode"]
+
+
+class ColocatedNode:
+    """The loaded model stays the caller's, who closes it after :meth:`stop`."""
+
+    def __init__(self, loaded: LoadedModel, *, model_name: str) -> None:
+        self._loaded = loaded
+        self._model_name = model_name
+        self.scheduler = loaded.scheduler()
+        self._loop = StepLoop(
+            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s
+        )
+        self._bridge = FrontendBridge(loaded, self.scheduler, self)
+
+    async def start_frontend(self, server: ServerConfig) -> FrontendReady:
+        """Start the HTTP frontend.
+
+        Raises:
+            PdxError: it cannot start.
+        """
+        return await self._bridge.start(server, self._model_name)
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            PdxError: a process of the node failed; the node must stop.
+        """
+        tasks = [
+            asyncio.create_task(self._loop.run()),
+            asyncio.create_task(self._watch_rank()),
+            asyncio.create_task(self._bridge.serve()),
+            asyncio.create_task(self._bridge.report(self.status)),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def stop(self) -> None:
+        """End the frontend."""
+        await self._bridge.stop()
+
+    async def _watch_rank(self) -> None:
+        raise await self._loaded.rank.died()
+
+    def status(self) -> NodeStatus:
+        """The node's health, pages and queues."""
+        return NodeStatus(healthy=True, detail="ready", counts=self._bridge.counts())
+
+    # ---- StreamOwner ----------------------------------------------------------------------
+
+    def submit(self, submit: Submit) -> None:
+        num_top = submit.sampling.prompt_logprobs
+        scoring = None if num_top is None else PromptScoring(num_top=num_top)
+        self.scheduler.submit(submit.stream_id, submit.token_ids, submit.sampling, scoring)
+
+    def aborted(self, request: DecodeRequest) -> None:
+        """Nobody else works for it."""
+
+    def wake(self) -> None:
+        self._loop.wake()
+
+    # ---- Role -----------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        for sequence in self.scheduler.admit():
+            self.scheduler.start(sequence.request_id)
+
+    def before_pass(self, scheduled: ScheduledPass) -> None:
+        """Nothing to tell anybody."""
+
+    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+        for update in updates:
+            if update.prompt_scores is not None:
+                self._keep_scores(update.prompt_scores)
+        self._bridge.after_pass(updates)
+
+    def _keep_scores(self, scores: PromptScores) -> None:
+        """A request that was preempted is scored once more; its scores go out once."""
+        request = self._bridge.requests.get(scores.request_id)
+        if request is not None and request.first_token_s is None:
+            del request.prompt_logprobs[scores.first_position - 1 :]
+            request.prompt_logprobs += scores.tokens

@@ -1,0 +1,193 @@
+"""A serving node's side of its frontend: takes streams in, sends tokens, failures and health out.
+
+The same for a decoder and for a colocated node; what they do to get a prompt's KV cache is theirs.
+Runs on the primary's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Protocol
+
+from pdx.config.node import ServerConfig
+from pdx.engine.decode_request import DecodeRequest
+from pdx.engine.frontend import FrontendProcess
+from pdx.engine.loading import LoadedModel
+from pdx.errors import RequestError
+from pdx.messenger.control import parse_address
+from pdx.request.stream import (
+    Abort,
+    FrontendConfig,
+    FrontendReady,
+    NodeStatus,
+    StepFrame,
+    StreamFailed,
+    StreamUpdate,
+    Submit,
+)
+from pdx.scheduler.scheduler import Scheduler
+from pdx.scheduler.sequence import SequenceUpdate
+
+__all__ = ["FrontendBridge", "StreamOwner"]
+
+_STATUS_S = 0.1
+
+
+class StreamOwner(Protocol):
+    """What the node does when streams come and go."""
+
+    def submit(self, submit: Submit) -> None:
+        """Give the request to the scheduler.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+
+    def aborted(self, request: DecodeRequest) -> None:
+        """The client has left; the scheduler has forgotten the request."""
+
+    def wake(self) -> None:
+        """The scheduler has changed."""
+
+
+class FrontendBridge:
+    """Owns the frontend process and what is known of each stream besides its tokens."""
+
+    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, owner: StreamOwner) -> None:
+        self._loaded = loaded
+        self._scheduler = scheduler
+        self._owner = owner
+        self._frontend = FrontendProcess()
+        #: By request id, which is the frontend's stream id.
+        self.requests: dict[int, DecodeRequest] = {}
+        #: Faults and events by name.
+        self.counters: Counter[str] = Counter()
+
+    async def start(self, server: ServerConfig, model_name: str) -> FrontendReady:
+        """Start the HTTP frontend.
+
+        Raises:
+            PdxError: it cannot start.
+        """
+        model, http = self._loaded.model, parse_address(server.http)
+        return await self._frontend.start(
+            FrontendConfig(
+                model_folder=str(self._loaded.folder),
+                model_name=model_name,
+                context_len=self._loaded.context_len,
+                vocab_size=model.vocab_size,
+                eos_token_ids=model.eos_token_ids,
+                host=http.host,
+                port=http.port,
+                max_streams=server.max_streams,
+                api_key=server.api_key,
+                request_timeout_s=server.request_timeout_s or None,
+                max_body_bytes=server.max_body_bytes,
+                cors_origins=server.cors_origins,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Take requests in until cancelled.
+
+        Raises:
+            WorkerError: the frontend died.
+        """
+        while True:
+            match await self._frontend.receive():
+                case Submit() as submit:
+                    self._submit(submit)
+                case Abort(stream_id=stream_id):
+                    self._abort(stream_id)
+            self._owner.wake()
+
+    async def report(self, status: Callable[[], NodeStatus]) -> None:
+        """Tell the frontend how the node is, when that changes, until cancelled."""
+        last = None
+        while True:
+            now = status()
+            if now != last:
+                self._frontend.send(now)
+                last = now
+            await asyncio.sleep(_STATUS_S)
+
+    async def stop(self) -> None:
+        """End the frontend."""
+        await self._frontend.stop()
+
+    def fail(self, request_id: int, error: RequestError) -> None:
+        """End a request with an error."""
+        if self.requests.pop(request_id, None) is None:
+            return
+        self._scheduler.abort(request_id)
+        self._report_failure(request_id, error)
+        self._owner.wake()
+
+    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+        """Send what the pass has brought, in one frame."""
+        frame = []
+        for update in updates:
+            request = self.requests.get(update.request_id)
+            if request is not None and (update.token_ids or update.finish_reason is not None):
+                frame.append(self._stream_update(request, update))
+        if frame:
+            self._frontend.send(StepFrame(updates=frame))
+
+    def counts(self) -> dict[str, int]:
+        """Pages by state, queues, faults and events."""
+        pages = asdict(self._scheduler.pool.counts())
+        return {
+            **{f"pages_{state}": count for state, count in pages.items()},
+            "requests_waiting": self._scheduler.num_waiting,
+            "requests_active": self._scheduler.num_active,
+            **self.counters,
+        }
+
+    def _submit(self, submit: Submit) -> None:
+        try:
+            self._owner.submit(submit)
+        except RequestError as error:
+            self._report_failure(submit.stream_id, error)
+            return
+        self.requests[submit.stream_id] = DecodeRequest(
+            request_id=submit.stream_id,
+            prompt_len=len(submit.token_ids),
+            prompt_logprobs_wanted=submit.sampling.prompt_logprobs,
+        )
+
+    def _abort(self, stream_id: int) -> None:
+        request = self.requests.pop(stream_id, None)
+        if request is None:
+            return
+        self.counters["aborted"] += 1
+        self._scheduler.abort(stream_id)
+        self._owner.aborted(request)
+
+    def _stream_update(self, request: DecodeRequest, update: SequenceUpdate) -> StreamUpdate:
+        request.on_tokens(len(update.token_ids))
+        finished = update.finish_reason is not None
+        if finished:
+            del self.requests[update.request_id]
+            self.counters["finished"] += 1
+        return StreamUpdate(
+            stream_id=update.request_id,
+            token_ids=update.token_ids,
+            logprobs=update.logprobs,
+            prompt_logprobs=request.take_prompt_logprobs(),
+            finish_reason=update.finish_reason,
+            timeline=request.timeline() if finished else None,
+        )
+
+    def _report_failure(self, stream_id: int, error: RequestError) -> None:
+        self.counters[f"failed_{error.kind}"] += 1
+        self._frontend.send(
+            StreamFailed(
+                stream_id=stream_id,
+                http_status=error.http_status,
+                kind=error.kind,
+                message=error.message if error.hint is None else f"{error.message}; {error.hint}",
+            )
+        )
