@@ -14,9 +14,10 @@ from pdx.kernels.paged_batch import PagedBatch
 from pdx.kv.layout import KvLayout
 from pdx.kv.progress import end_value, layer_value
 from pdx.models.registry import CausalLM
-from pdx.request.batch import Batch, StepOutput
+from pdx.request.batch import Batch, SampledToken, StepOutput
 from pdx.runner.memory import kv_tensor
-from pdx.runner.requests import PassInputs, RequestTable
+from pdx.runner.prompt_scores import score_prompts
+from pdx.runner.requests import Draw, PassInputs, RequestTable
 from pdx.runner.sampler import sample
 
 __all__ = ["ModelRunner"]
@@ -36,6 +37,7 @@ class ModelRunner:
         self._model = model
         self._kv = kv
         self._layout = layout
+        self._vocab_size = config.vocab_size
         self._progress = progress
         self._requests = RequestTable(
             page_size=layout.page_size, num_pages=layout.num_pages, vocab_size=config.vocab_size
@@ -67,15 +69,23 @@ class ModelRunner:
             self._kv[:, page_idx, :, :, first_unused:] = 0
         hidden = self._run_model(inputs, self._publisher(batch.pass_idx))
         self._progress.publish(end_value(batch.pass_idx, self._layout.num_layers))
-        tokens = []
-        if inputs.draws:
-            rows = torch.tensor([draw.row for draw in inputs.draws])
-            tokens = sample(self._model.logits(hidden[rows]), inputs.draws)
+        tokens = self._sample(hidden, inputs.draws)
+        scores = score_prompts(hidden, self._model.logits, inputs.score_spans, self._vocab_size)
+        return StepOutput(
+            pass_idx=batch.pass_idx,
+            tokens=tokens,
+            prompt_scores=scores,
+            pass_s=time.perf_counter() - started,
+        )
+
+    def _sample(self, hidden: Tensor, draws: tuple[Draw, ...]) -> list[SampledToken]:
+        if not draws:
+            return []
+        rows = torch.tensor([draw.row for draw in draws])
+        tokens = sample(self._model.logits(hidden[rows]), draws)
         for token in tokens:
             self._requests.append_sampled(token.request_id, token.token_id)
-        return StepOutput(
-            pass_idx=batch.pass_idx, tokens=tokens, pass_s=time.perf_counter() - started
-        )
+        return tokens
 
     def _run_model(self, inputs: PassInputs, on_layer_kv_ready: Callable[[int], None]) -> Tensor:
         if not len(inputs.token_ids):

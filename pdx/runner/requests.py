@@ -11,6 +11,8 @@ from pdx.errors import InternalError
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.request.batch import Batch, RequestStart, RequestStep
 from pdx.request.request import SamplingParams
+from pdx.runner.logit_rules import LogitRules
+from pdx.runner.prompt_scores import ScoreSpan
 
 __all__ = ["Draw", "PassInputs", "RequestTable"]
 
@@ -25,6 +27,10 @@ class Draw:
     sampling: SamplingParams
     #: Index of the token in the request's output, for Philox(seed, i).
     output_idx: int
+    #: What the request changes in its logits, and the output so far that this goes by (empty where
+    #: there are no rules).
+    rules: LogitRules | None = None
+    output_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,8 @@ class PassInputs:
     positions: Tensor
     paged: PagedBatch
     draws: tuple[Draw, ...]
+    #: Rows whose logits score prompts.
+    score_spans: tuple[ScoreSpan, ...]
     #: (page, first unused token): what to zero before the pass, in all layers.
     zero_tails: tuple[tuple[int, int], ...]
 
@@ -43,9 +51,14 @@ class PassInputs:
 @dataclass(slots=True, kw_only=True)
 class _Request:
     token_ids: list[int]
+    prompt_len: int
     num_computed: int
-    next_output_idx: int
     sampling: SamplingParams | None
+    rules: LogitRules | None
+    #: How many alternatives to score the prompt with; None: it is not scored.
+    prompt_logprobs: int | None
+    #: What follows ``token_ids`` where this rank does not sample it.
+    next_token_id: int | None
     page_table: list[int] = field(default_factory=list)
 
 
@@ -80,9 +93,7 @@ class RequestTable:
 
     def append_sampled(self, request_id: int, token_id: int) -> None:
         """The token that a draw gave; it is the request's next input."""
-        request = self._requests[request_id]
-        request.token_ids.append(token_id)
-        request.next_output_idx += 1
+        self._requests[request_id].token_ids.append(token_id)
 
     def _start(self, start: RequestStart) -> None:
         if start.request_id in self._requests:
@@ -92,13 +103,27 @@ class RequestTable:
                 f"request {start.request_id} starts with {start.num_computed} of its "
                 f"{len(start.token_ids)} tokens computed"
             )
-        if not all(0 <= token_id < self._vocab_size for token_id in start.token_ids):
+        prompt_len = len(start.token_ids) - start.first_output_idx
+        if not 0 < prompt_len <= len(start.token_ids):
+            raise InternalError(
+                f"request {start.request_id} starts with {start.first_output_idx} output tokens "
+                f"among its {len(start.token_ids)}"
+            )
+        known_ids = [*start.token_ids, start.next_token_id or 0]
+        if not all(0 <= token_id < self._vocab_size for token_id in known_ids):
             raise InternalError(f"request {start.request_id} has token ids past the vocabulary")
+        rules = None
+        if start.sampling is not None:
+            prompt_ids = start.token_ids[:prompt_len]
+            rules = LogitRules.of(start.sampling, prompt_ids, self._vocab_size)
         self._requests[start.request_id] = _Request(
             token_ids=list(start.token_ids),
+            prompt_len=prompt_len,
             num_computed=start.num_computed,
-            next_output_idx=start.first_output_idx,
             sampling=start.sampling,
+            rules=rules,
+            prompt_logprobs=start.prompt_logprobs,
+            next_token_id=start.next_token_id,
         )
 
     def _collect(self, steps: list[RequestStep]) -> PassInputs:
@@ -106,12 +131,14 @@ class RequestTable:
         positions: list[int] = []
         spans: list[tuple[int, int, list[int]]] = []
         draws: list[Draw] = []
+        score_spans: list[ScoreSpan] = []
         zero_tails: list[tuple[int, int]] = []
         if len({step.request_id for step in steps}) != len(steps):
             raise InternalError("a request has two steps in one pass")
         for step in steps:
             request = self._checked(step)
             begin, end = request.num_computed, request.num_computed + step.num_tokens
+            score_spans += _score_span(step, request, row=len(token_ids))
             token_ids += request.token_ids[begin:end]
             positions += range(begin, end)
             spans.append((begin, step.num_tokens, request.page_table))
@@ -126,6 +153,7 @@ class RequestTable:
             positions=torch.tensor(positions, dtype=torch.int64),
             paged=PagedBatch.build(self._page_size, spans),
             draws=tuple(draws),
+            score_spans=tuple(score_spans),
             zero_tails=tuple(zero_tails),
         )
 
@@ -159,5 +187,27 @@ class RequestTable:
             request_id=request_id,
             row=row,
             sampling=request.sampling,
-            output_idx=request.next_output_idx,
+            output_idx=len(request.token_ids) - request.prompt_len,
+            rules=request.rules,
+            output_ids=tuple(request.token_ids[request.prompt_len :]) if request.rules else (),
         )
+
+
+def _score_span(step: RequestStep, request: _Request, row: int) -> list[ScoreSpan]:
+    """What a step scores of its request's prompt, if anything: called before it is counted."""
+    if request.prompt_logprobs is None:
+        return []
+    begin, end = request.num_computed, request.num_computed + step.num_tokens
+    targets = request.token_ids[begin + 1 : min(end + 1, request.prompt_len)]
+    if end == request.prompt_len and request.next_token_id is not None:
+        targets.append(request.next_token_id)
+    if not targets:
+        return []
+    span = ScoreSpan(
+        request_id=step.request_id,
+        row=row,
+        first_position=begin + 1,
+        target_ids=tuple(targets),
+        num_top=request.prompt_logprobs,
+    )
+    return [span]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pdx.errors import InternalError
@@ -56,7 +57,7 @@ def test_prefill_then_decode_of_one_request(table: RequestTable) -> None:
 
 def test_several_requests_share_a_pass(table: RequestTable) -> None:
     starts = [
-        start(1, [10, 11, 12], num_computed=2, first_output_idx=5),
+        start(1, [10, 11, 12], num_computed=2, first_output_idx=2),
         start(2, list(range(20, 30)), sampling=None),
     ]
     inputs = table.begin_pass(
@@ -64,7 +65,62 @@ def test_several_requests_share_a_pass(table: RequestTable) -> None:
     )
     assert inputs.token_ids.tolist() == [12, *range(20, 30)]
     assert inputs.positions.tolist() == [2, *range(10)]
-    assert [(d.row, d.output_idx) for d in inputs.draws] == [(0, 5)]
+    assert [(d.row, d.output_idx) for d in inputs.draws] == [(0, 2)]
+
+
+def test_output_is_what_follows_the_prompt_also_after_a_preemption(table: RequestTable) -> None:
+    sampling = SamplingParams(max_tokens=9, presence_penalty=1.0)
+    starts = [
+        start(1, [10, 11, 12], sampling=sampling),
+        start(2, [10, 11, 12], first_output_idx=2, sampling=sampling),
+        start(3, [10, 11, 12], first_output_idx=2),
+    ]
+    steps = [step(i, 3, [i], sample=True) for i in (1, 2, 3)]
+    inputs = table.begin_pass(batch(1, *steps, starts=starts))
+    assert [d.output_ids for d in inputs.draws] == [(), (11, 12), ()]
+    assert [d.rules is None for d in inputs.draws] == [False, False, True]
+    for request_id in (1, 2):
+        table.append_sampled(request_id, 13)
+    steps = [step(i, 1, [], sample=True) for i in (1, 2)]
+    inputs = table.begin_pass(batch(2, *steps))
+    assert [d.output_ids for d in inputs.draws] == [(13,), (11, 12, 13)]
+
+
+@pytest.mark.parametrize(
+    ("next_token_id", "expected"),
+    [
+        (None, [(1, (11, 12)), (3, (13, 14)), None]),
+        (99, [(1, (11, 12)), (3, (13, 14)), (5, (99,))]),
+    ],
+)
+def test_each_token_of_a_prompt_is_scored_once(
+    table: RequestTable,
+    next_token_id: int | None,
+    expected: list[tuple[int, tuple[int, ...]] | None],
+) -> None:
+    """The row of a position scores the token after it; the last one only where that is known."""
+    scored = start(1, [10, 11, 12, 13, 14], sampling=None, prompt_logprobs=3)
+    scored = msgspec.structs.replace(scored, next_token_id=next_token_id)
+    starts = [start(2, [1, 2]), scored]
+    got = []
+    for pass_idx, num_tokens in enumerate([2, 2, 1], start=1):
+        steps = [step(1, num_tokens, [pass_idx])]
+        if pass_idx == 1:
+            steps.insert(0, step(2, 1, [7]))
+        inputs = table.begin_pass(batch(pass_idx, *steps, starts=starts))
+        assert all((s.request_id, s.num_top) == (1, 3) for s in inputs.score_spans)
+        assert [s.row for s in inputs.score_spans] in ([], [1 if pass_idx == 1 else 0])
+        got += [(s.first_position, s.target_ids) for s in inputs.score_spans] or [None]
+        starts = []
+    assert got == expected
+
+
+def test_output_is_not_scored(table: RequestTable) -> None:
+    scored = start(1, [10, 11, 12, 13], first_output_idx=1, prompt_logprobs=0)
+    inputs = table.begin_pass(batch(1, step(1, 3, [1]), starts=[scored]))
+    assert [s.target_ids for s in inputs.score_spans] == [(11, 12)]
+    inputs = table.begin_pass(batch(2, step(1, 1, [], sample=True)))
+    assert inputs.score_spans == ()
 
 
 def test_sampling_row_is_the_last_of_its_step(table: RequestTable) -> None:
@@ -117,6 +173,9 @@ def test_pass_without_steps_has_no_rows(table: RequestTable) -> None:
         (batch(2, starts=[start(2, [1, 2], num_computed=2)]), "2 of its 2 tokens"),
         (batch(2, starts=[start(2, [1, 100])]), "vocabulary"),
         (batch(2, starts=[start(2, [-1])]), "vocabulary"),
+        (batch(2, starts=[start(2, [1], next_token_id=100)]), "vocabulary"),
+        (batch(2, starts=[start(2, [1, 2], first_output_idx=2)]), "2 output tokens among its 2"),
+        (batch(2, starts=[start(2, [1, 2], first_output_idx=-1)]), "-1 output tokens"),
         (batch(2, step(1, 0, [])), "0 tokens"),
         (batch(2, step(1, 5, [])), "run 5 tokens from position 2 of 6"),
         (batch(2, step(1, 3, [])), "1 pages of 4"),
