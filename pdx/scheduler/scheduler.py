@@ -269,7 +269,12 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._end(sequence)
         fresh = Sequence(
-            sequence.request_id, sequence.token_ids, sequence.prompt_len, sequence.sampling
+            sequence.request_id,
+            sequence.token_ids,
+            sequence.prompt_len,
+            sequence.sampling,
+            # Scores go by position, so that some may come again.
+            scoring=None if sequence.prefill_done else sequence.scoring,
         )
         self._waiting.appendleft(fresh)
 

@@ -13,7 +13,7 @@ from pdx.kv.pages import PagePool
 from pdx.request.batch import Batch, SampledToken, StepOutput
 from pdx.request.request import FinishReason, SamplingParams
 from pdx.scheduler.scheduler import ScheduledPass, Scheduler, SchedulerLimits
-from pdx.scheduler.sequence import SequenceUpdate
+from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
 EOS = 99
 
@@ -162,6 +162,26 @@ def test_preempted_request_resumes_with_the_tokens_it_would_have_had() -> None:
         scheduler.submit(request_id, prompt, sampling(20))
     assert run_all(scheduler, rank) == alone
     assert scheduler.pool.counts().at_rest
+
+
+def test_prompt_scores_are_asked_for_again_only_where_the_prefill_was_cut_short() -> None:
+    # The first grows into the last page while the second, which is younger, is still prefilled.
+    scheduler, rank = make(num_pages=8, chunk_len=4, reserve=1)
+    scheduler.submit(1, [1, 2, 3], sampling(8), PromptScoring(num_top=2))
+    scheduler.submit(2, list(range(20, 47)), sampling(1), PromptScoring(num_top=2))
+    starts = []
+    while (scheduled := _next(scheduler)) is not None:
+        starts += [(s.request_id, s.prompt_logprobs) for s in scheduled.batch.starts]
+        scheduler.postprocess(rank.run(scheduled.batch))
+    assert starts == [(1, 2), (2, 2), (2, 2)]
+    scheduler, rank = make(num_pages=4, chunk_len=8, reserve=1)
+    scheduler.submit(1, [1, 2, 3], sampling(12), PromptScoring(num_top=2))
+    scheduler.submit(2, [4, 5, 6], sampling(12), PromptScoring(num_top=2))
+    starts = []
+    while (scheduled := _next(scheduler)) is not None:
+        starts += [(s.request_id, s.prompt_logprobs) for s in scheduled.batch.starts]
+        scheduler.postprocess(rank.run(scheduled.batch))
+    assert starts == [(1, 2), (2, 2), (2, None)]
 
 
 def test_request_that_can_never_fit_is_refused_at_once() -> None:
