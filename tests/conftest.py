@@ -16,29 +16,39 @@ if _ROOT not in sys.path:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama in the hub's (transformers 4) layout."""
-    from tests.oracle.tiny_llama import write_hub_layout
+    from tests.oracle.tiny_checkpoint import LLAMA, write_hub_layout
 
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    write_hub_layout(folder)
+    write_hub_layout(LLAMA, folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def tiny_llama_v5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as transformers 5 saves it."""
-    from tests.oracle.tiny_llama import write_v5_layout
+    from tests.oracle.tiny_checkpoint import LLAMA, write_v5_layout
 
     folder = tmp_path_factory.mktemp("models") / "tiny-llama-v5"
-    write_v5_layout(folder)
+    write_v5_layout(LLAMA, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 with tied embeddings in the hub's layout; its vocabulary is tiny_llama's."""
+    from tests.oracle.tiny_checkpoint import QWEN3, write_hub_layout
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen3"
+    write_hub_layout(QWEN3, folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def tiny_prompt_ids() -> list[int]:
-    """244 ids of ordinary text for the tiny model, BOS first; take a prefix."""
-    from tests.oracle.tiny_llama import TEXT, build_tokenizer
+    """244 ids of ordinary text for the tiny models, BOS first; take a prefix."""
+    from tests.oracle.tiny_text import TEXT, build_tokenizer
 
-    ids: list[int] = build_tokenizer().encode(TEXT).ids
+    ids: list[int] = build_tokenizer(puts_bos=True).encode(TEXT).ids
     return ids
 
 
@@ -48,3 +58,11 @@ def tiny_oracle(tiny_llama: Path):  # noqa: ANN201 (its module imports torch)
     from tests.oracle.transformers_oracle import Oracle
 
     return Oracle(tiny_llama)
+
+
+@pytest.fixture(scope="session")
+def qwen3_oracle(tiny_qwen3: Path):  # noqa: ANN201 (its module imports torch)
+    """transformers on the tiny Qwen3, float32."""
+    from tests.oracle.transformers_oracle import Oracle
+
+    return Oracle(tiny_qwen3)

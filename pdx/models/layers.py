@@ -12,7 +12,7 @@ from torch.nn.functional import embedding, linear
 
 from pdx.kernels.ops import Ops
 
-__all__ = ["Embedding", "Linear", "RmsNorm"]
+__all__ = ["Embedding", "Linear", "RmsNorm", "SwiGluMlp"]
 
 
 class Linear(nn.Module):
@@ -55,3 +55,19 @@ class RmsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., size] -> the same shape."""
         return self._ops.rms_norm(x, self.weight, self._eps)
+
+
+class SwiGluMlp(nn.Module):
+    """y = down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, size: int, inner_size: int, *, bias: bool, ops: Ops) -> None:
+        super().__init__()
+        self._ops = ops
+        self.gate_proj = Linear(size, inner_size, bias=bias)
+        self.up_proj = Linear(size, inner_size, bias=bias)
+        self.down_proj = Linear(inner_size, size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] -> the same shape."""
+        y: Tensor = self.down_proj(self._ops.silu_mul(self.gate_proj(x), self.up_proj(x)))
+        return y

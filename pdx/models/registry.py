@@ -6,18 +6,19 @@ from typing import assert_never
 
 from pdx.config.model import Family, ModelConfig
 from pdx.kernels.ops import Ops
-from pdx.models.llama import LlamaForCausalLM
+from pdx.models.decoder import CausalLM
+from pdx.models.llama import build_llama
+from pdx.models.qwen3 import build_qwen3
 
 __all__ = ["CausalLM", "build_model"]
-
-#: What the runner can run. A Protocol takes over when the second architecture arrives.
-CausalLM = LlamaForCausalLM
 
 
 def build_model(config: ModelConfig, ops: Ops) -> CausalLM:
     """The model with its parameters not yet filled, on the device that the caller has set."""
     match config.family:
         case Family.LLAMA:
-            return LlamaForCausalLM(config, ops)
+            return build_llama(config, ops)
+        case Family.QWEN3:
+            return build_qwen3(config, ops)
         case _:
             assert_never(config.family)

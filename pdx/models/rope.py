@@ -8,7 +8,13 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from pdx.config.model import LinearScaling, Llama3Scaling, RopeConfig
+from pdx.config.rope import (
+    DynamicNtkScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RopeConfig,
+    YarnScaling,
+)
 
 __all__ = ["RotaryEmbedding", "inverse_frequencies"]
 
@@ -19,12 +25,15 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         super().__init__()
         self.register_buffer("inv_freq", inverse_frequencies(config, head_dim), persistent=False)
+        scaling = config.scaling
+        # Longer rotated vectors are hotter attention scores: the square of this.
+        self._length = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions int64 [T] -> cos, sin [T, D/2] float32."""
         inv_freq = self.get_buffer("inv_freq")
         angles = positions[:, None].to(inv_freq.dtype) * inv_freq
-        return angles.cos(), angles.sin()
+        return angles.cos() * self._length, angles.sin() * self._length
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
@@ -37,12 +46,14 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     inv_freq = 1.0 / config.theta**exponents
     scaling = config.scaling
     match scaling:
-        case None:
+        case None | DynamicNtkScaling():  # which changes nothing up to the length that is served
             return inv_freq
         case LinearScaling():
             return inv_freq / scaling.factor
         case Llama3Scaling():
             return _llama3(inv_freq, scaling)
+        case YarnScaling():
+            return _yarn(inv_freq, scaling, config.theta)
         case _:
             assert_never(scaling)
 
@@ -55,3 +66,22 @@ def _llama3(inv_freq: Tensor, scaling: Llama3Scaling) -> Tensor:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * inv_freq / scaling.factor + kept * inv_freq
+
+
+def _yarn(inv_freq: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    # Peng et al. 2023, "YaRN", section 3.2, with the blend as its published code has it: linear in
+    # the index of the frequency (not in its turns), between the indices where a frequency turns
+    # beta_fast and beta_slow times within the original context.
+    num_freqs = len(inv_freq)
+
+    def index_of(turns: float) -> float:
+        return num_freqs * math.log(scaling.original_len / (2 * math.pi * turns), theta)
+
+    low, high = index_of(scaling.beta_fast), index_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, 2.0 * num_freqs - 1.0)
+    if low == high:
+        high += 0.001
+    divided = ((torch.arange(num_freqs, device="cpu") - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - divided) * inv_freq + divided * inv_freq / scaling.factor

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pdx.config.model import Family, LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
+from pdx.config.model import Family, ModelConfig
+from pdx.config.rope import Llama3Scaling, RopeConfig
 from pdx.errors import CheckpointError
 
 BASE: dict[str, Any] = {
@@ -27,11 +28,13 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "head_dim": 128,
+    "max_window_layers": 3,
+    "sliding_window": None,
+    "use_sliding_window": False,
 }
 
 
@@ -79,6 +82,62 @@ def test_head_dim_of_its_own_is_kept(tmp_path: Path) -> None:
     assert load(tmp_path, head_dim=64).head_dim == 64
 
 
+def test_qwen3(tmp_path: Path) -> None:
+    config = load(tmp_path, {"eos_token_id": [2, 9]}, **QWEN3, rope_theta=1e6)
+    assert config.family is Family.QWEN3
+    assert config.head_dim == 128
+    assert config.rope == RopeConfig(theta=1e6, scaling=None)
+    assert config.eos_token_ids == (2, 9)
+    assert not config.attention_bias
+    assert load(tmp_path, **QWEN3, attention_bias=True).attention_bias
+
+
+def test_qwen3_window_that_is_off_says_nothing(tmp_path: Path) -> None:
+    assert load(tmp_path, **QWEN3) == load(
+        tmp_path, **{**QWEN3, "sliding_window": 4096, "max_window_layers": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"use_sliding_window": True}, "use_sliding_window = true"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ({"head_dim": ...}, "'head_dim' is missing"),
+        ({"head_dim": None, "num_key_value_heads": ...}, "'head_dim', 'num_key_value_heads' are"),
+        ({"max_position_embeddings": ...}, "'max_position_embeddings' is missing"),
+        ({"mlp_bias": True}, "mlp_bias = true"),
+        ({"model_type": "qwen2"}, 'model_type = "qwen2"'),
+        ({"num_experts": 128}, "num_experts = 128"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+    ],
+)
+def test_what_is_not_served_of_qwen3_is_refused_by_name_and_value(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(named)):
+        load(tmp_path, **{**QWEN3, **changes})
+
+
+@pytest.mark.parametrize(
+    ("stated", "factor", "original", "expected"),
+    [(40960, 4.0, 32768, 131072), (163840, 40, 4096, 163840), (512, 2.0, 64, 512)],
+)
+def test_yarn_extends_the_context(
+    tmp_path: Path, stated: int, factor: float, original: int, expected: int
+) -> None:
+    yarn = {"type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    config = load(tmp_path, max_position_embeddings=stated, rope_scaling=yarn)
+    assert config.max_position_embeddings == expected
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_other_scalings_leave_the_stated_context(tmp_path: Path, kind: str) -> None:
+    config = load(tmp_path, rope_scaling={"type": kind, "factor": 4.0})
+    assert config.max_position_embeddings == 512
+
+
 @pytest.mark.parametrize(
     ("own", "generation", "expected"),
     [
@@ -96,48 +155,16 @@ def test_eos_ids_are_taken_from_both_files(
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"rope_theta": 5e5}, RopeConfig(theta=5e5, scaling=None)),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2}},
-            RopeConfig(theta=1e4, scaling=LinearScaling(factor=2.0)),
-        ),
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}},
-            RopeConfig(theta=1e5, scaling=None),
-        ),
-        (
-            {"rope_parameters": {"rope_type": "linear", "type": "linear", "factor": 4.0}},
-            RopeConfig(theta=1e4, scaling=LinearScaling(factor=4.0)),
-        ),
-        ({"rope_scaling": None, "rope_theta": 7e4}, RopeConfig(theta=7e4, scaling=None)),
-    ],
-)
-def test_rope_is_read_in_every_spelling(
-    tmp_path: Path, changes: dict[str, Any], expected: RopeConfig
-) -> None:
-    assert load(tmp_path, **changes).rope == expected
-
-
-@pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": ...}, "architectures"),
         ({"model_type": "mistral"}, 'model_type = "mistral"'),
         ({"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
-        ({"rope_interleaved": True}, "rope_interleaved = true"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"quantization_config": {"quant_method": "fp8"}}, 'quantization_config = {"quant_method"'),
         ({"sliding_window": 4096}, "sliding_window = 4096"),
         ({"attention_multiplier": 0.1}, "attention_multiplier = 0.1"),
         ({"a_switch": False}, "a_switch = false"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type = "yarn"'),
-        ({"rope_scaling": {"rope_type": "linear"}}, "'factor' is missing"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor = 0"),
-        ({"rope_scaling": {"type": "linear", "factor": 2, "beta": 1}}, "beta = 1"),
-        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}}, "high_freq"),
         ({"hidden_size": ...}, "'hidden_size' is missing"),
         ({"hidden_size": -1}, "hidden_size = -1"),
         ({"num_hidden_layers": True}, "num_hidden_layers = true"),

@@ -45,6 +45,10 @@ class Oracle:
         assert not info["unexpected_keys"], info
         self._model = model.eval()
 
+    def save(self, folder: Path) -> None:
+        """Write the model as this version of transformers does, in float32."""
+        self._model.save_pretrained(folder)
+
     @torch.inference_mode()
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """[T, V] of a whole sequence."""

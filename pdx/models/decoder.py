@@ -1,0 +1,132 @@
+"""The frame of every decoder-only model: embedding, layers, final norm, output head.
+
+An architecture is what its file puts into the frame: an attention and an MLP for each layer.
+Parameter names are the checkpoint's. Shapes: T tokens of all requests of a pass together, H hidden,
+L layers, P pages, V vocabulary; what a layer's slice of kv holds is its attention's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from pdx.config.model import ModelConfig
+from pdx.kernels.ops import Ops
+from pdx.kernels.paged_batch import PagedBatch
+from pdx.models.layers import Embedding, Linear, RmsNorm
+from pdx.models.rope import RotaryEmbedding
+
+__all__ = ["CausalLM", "DecoderLayer", "LayerPass"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPass:
+    """What a layer's attention needs beside the hidden state."""
+
+    #: cos and sin of the tokens' angles, [T, D/2] each.
+    cos_sin: tuple[Tensor, Tensor]
+    #: This layer's pages, [P, ...].
+    kv: Tensor
+    batch: PagedBatch
+    #: Call it once K and V are in ``kv``, before anything else is computed.
+    on_kv_ready: Callable[[], None]
+
+
+class CausalLM(nn.Module):
+    """A model and its output head (which may be the embedding itself)."""
+
+    def __init__(self, config: ModelConfig, ops: Ops, layers: Iterable[DecoderLayer]) -> None:
+        super().__init__()
+        self.model = _Decoder(config, ops, layers)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: Tensor,
+        batch: PagedBatch,
+        on_layer_kv_ready: Callable[[int], None],
+    ) -> Tensor:
+        """Run one pass.
+
+        Args:
+            token_ids: int64 [T].
+            positions: int64 [T], each token's place in its request.
+            kv: [L, P, ...], appended to in place.
+            batch: where the tokens lie in kv.
+            on_layer_kv_ready: called with a layer's index once its K and V are in kv, before its
+                attention.
+
+        Returns:
+            [T, H] after the final norm.
+        """
+        hidden: Tensor = self.model(token_ids, positions, kv, batch, on_layer_kv_ready)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden rows [N, H] -> float32 [N, V]. Ask only for rows that are read: V is large."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return linear(hidden, head.weight).float()
+
+
+class _Decoder(nn.Module):
+    """Embedding, layers, final norm."""
+
+    def __init__(self, config: ModelConfig, ops: Ops, layers: Iterable[DecoderLayer]) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: Tensor,
+        batch: PagedBatch,
+        on_layer_kv_ready: Callable[[int], None],
+    ) -> Tensor:
+        hidden: Tensor = self.embed_tokens(token_ids)
+        cos_sin = self.rotary(positions)
+        for layer_idx, layer in enumerate(self.layers):
+
+            def ready(layer_idx: int = layer_idx) -> None:
+                on_layer_kv_ready(layer_idx)
+
+            layer_pass = LayerPass(
+                cos_sin=cos_sin, kv=kv[layer_idx], batch=batch, on_kv_ready=ready
+            )
+            hidden = layer(hidden, layer_pass)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+
+class DecoderLayer(nn.Module):
+    """h = x + attention(norm(x)); y = h + mlp(norm(h)).
+
+    ``attention`` maps (x [T, H], LayerPass) to [T, H], ``mlp`` maps [T, H] to [T, H].
+    """
+
+    def __init__(
+        self, config: ModelConfig, ops: Ops, *, attention: nn.Module, mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.self_attn = attention
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps, ops)
+        self.mlp = mlp
+
+    def forward(self, x: Tensor, layer_pass: LayerPass) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        h = x + self.self_attn(self.input_layernorm(x), layer_pass)
+        y: Tensor = h + self.mlp(self.post_attention_layernorm(h))
+        return y

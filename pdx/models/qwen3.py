@@ -1,0 +1,63 @@
+"""Qwen3, dense: Llama's layers with the heads of Q and K normed before they are rotated.
+
+Source: Qwen Team 2025, "Qwen3 Technical Report", section 2; the norms are Dehghani et al. 2023,
+"Scaling Vision Transformers to 22 Billion Parameters". A head's size is its own number, not
+hidden / heads. Shapes: T tokens of all requests of a pass together, H hidden, Hq/Hkv heads, D head
+dim, P pages, S page size.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pdx.config.model import ModelConfig
+from pdx.kernels.ops import Ops
+from pdx.models.decoder import CausalLM, DecoderLayer, LayerPass
+from pdx.models.layers import Linear, RmsNorm, SwiGluMlp
+
+__all__ = ["build_qwen3"]
+
+
+def build_qwen3(config: ModelConfig, ops: Ops) -> CausalLM:
+    """The model with its parameters not yet filled."""
+    layers = (
+        DecoderLayer(
+            config,
+            ops,
+            attention=Qwen3Attention(config, ops),
+            mlp=SwiGluMlp(config.hidden_size, config.intermediate_size, bias=False, ops=ops),
+        )
+        for _ in range(config.num_layers)
+    )
+    return CausalLM(config, ops, layers)
+
+
+class Qwen3Attention(nn.Module):
+    """Grouped-query attention over the paged KV of one layer, kv [P, Hkv, 2, S, D]."""
+
+    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+        super().__init__()
+        self._ops = ops
+        self._head_dim = config.head_dim
+        self._scale = config.head_dim**-0.5
+        hidden, bias = config.hidden_size, config.attention_bias
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = Linear(hidden, q_size, bias=bias)
+        self.k_proj = Linear(hidden, kv_size, bias=bias)
+        self.v_proj = Linear(hidden, kv_size, bias=bias)
+        self.o_proj = Linear(q_size, hidden, bias=bias)
+        # One weight for all heads of a kind.
+        self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, ops)
+        self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, ops)
+
+    def forward(self, x: Tensor, layer_pass: LayerPass) -> Tensor:
+        """x [T, H] -> [T, H]. K and V come first: they are sent while the rest is computed."""
+        ops, cos_sin, kv, batch = self._ops, layer_pass.cos_sin, layer_pass.kv, layer_pass.batch
+        heads = (x.shape[0], -1, self._head_dim)
+        k = ops.rope(self.k_norm(self.k_proj(x).view(heads)), *cos_sin)
+        v = self.v_proj(x).view(heads)
+        ops.kv_append(k, v, kv, batch)
+        layer_pass.on_kv_ready()
+        q = ops.rope(self.q_norm(self.q_proj(x).view(heads)), *cos_sin)
+        out: Tensor = self.o_proj(ops.paged_attention(q, kv, batch, self._scale).flatten(1))
+        return out

@@ -1,0 +1,95 @@
+"""Runs our models on whole sequences and compares their logits with transformers'."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdx.config.model import ModelConfig
+from pdx.kernels.ops import REFERENCE_OPS, Ops
+from pdx.kernels.paged_batch import PagedBatch
+from pdx.models.registry import CausalLM, build_model
+from pdx.weights.load import load_parameters
+from tests.oracle.transformers_oracle import Oracle
+
+__all__ = ["LENGTHS", "LOGIT_TOLERANCE", "PAGE_SIZE", "altered", "difference", "loaded", "run"]
+
+PAGE_SIZE = 16
+#: float32 sums in another order over a few layers end within 3e-5 here; every mistake that the
+#: tests make on purpose is far above.
+LOGIT_TOLERANCE = 2e-4
+#: The last one is past the original context of every scaling in the tests.
+LENGTHS = [1, 9, 33, 64, 170]
+
+
+def loaded(
+    folder: Path,
+    ops: Ops = REFERENCE_OPS,
+    config: ModelConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> CausalLM:
+    """Our model of a folder; ``config`` in place of the folder's own."""
+    with torch.device("meta"):
+        model = build_model(config or ModelConfig.load(folder), ops)
+    load_parameters(model, folder, dtype, lambda done, total: None)
+    return model
+
+
+def run(
+    folder: Path,
+    chunks: list[list[int]],
+    ops: Ops = REFERENCE_OPS,
+    config: ModelConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    change: Callable[[CausalLM], None] = lambda model: None,
+) -> tuple[Tensor, list[int]]:
+    """Logits [T, V] of one sequence run in chunks over poisoned pages, and the layers reported.
+
+    ``change`` may spoil the loaded model.
+    """
+    config = config or ModelConfig.load(folder)
+    model = loaded(folder, ops, config, dtype)
+    change(model)
+    total = sum(map(len, chunks))
+    pages = list(range(-(-total // PAGE_SIZE)))[::-1]
+    shape = (config.num_layers, len(pages), config.num_kv_heads, 2, PAGE_SIZE, config.head_dim)
+    kv = torch.full(shape, float("nan"), dtype=dtype)
+    ready: list[int] = []
+    logits = []
+    begin = 0
+    with torch.inference_mode():
+        for chunk in chunks:
+            batch = PagedBatch.build(PAGE_SIZE, [(begin, len(chunk), pages)])
+            positions = torch.arange(begin, begin + len(chunk))
+            hidden = model(torch.tensor(chunk), positions, kv, batch, ready.append)
+            logits.append(model.logits(hidden))
+            begin += len(chunk)
+    return torch.cat(logits), ready
+
+
+def difference(
+    folder: Path,
+    oracle: Oracle,
+    ids: list[int],
+    ops: Ops = REFERENCE_OPS,
+    config: ModelConfig | None = None,
+    change: Callable[[CausalLM], None] = lambda model: None,
+) -> float:
+    """The largest difference of a logit at any position."""
+    logits, _ = run(folder, [ids], ops, config, change=change)
+    return float((logits - oracle.logits(ids)).abs().max())
+
+
+def altered(folder: Path, copy: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint with other fields in its config.json (... takes one out)."""
+    shutil.copytree(folder, copy)
+    fields = {**json.loads((folder / "config.json").read_text()), **changes}
+    kept = {name: value for name, value in fields.items() if value is not ...}
+    (copy / "config.json").write_text(json.dumps(kept))
+    return copy

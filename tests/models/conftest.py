@@ -1,0 +1,52 @@
+"""The tiny checkpoints of this folder, each made once a session, and what transformers makes of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.oracle.tiny_checkpoint import QWEN3, QWEN3_UNTIED, write_hub_layout, write_v5_layout
+from tests.oracle.transformers_oracle import Oracle
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_v5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny_qwen3 as transformers 5 saves it."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen3-v5"
+    write_v5_layout(QWEN3, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With an output head of its own, in two files and an index."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen3-untied"
+    write_hub_layout(QWEN3_UNTIED, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_untied_v5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny_qwen3_untied as transformers 5 saves it."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen3-untied-v5"
+    write_v5_layout(QWEN3_UNTIED, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def untied_oracle(tiny_qwen3_untied: Path) -> Oracle:
+    """transformers on tiny_qwen3_untied, float32."""
+    return Oracle(tiny_qwen3_untied)

@@ -1,0 +1,276 @@
+"""Writes tiny seeded checkpoints, as the hub has them and as transformers 5 saves them.
+
+Weights come from numpy's PCG64, seeded by each tensor's name: no order of modules, version of torch
+or of its generator changes them. Sizes are chosen so that a mistake shows: embeddings small beside
+what layers add, projections large, so that greedy text has many distinct tokens and clear winners.
+
+    python -m tests.oracle.tiny_checkpoint OUT      writes every checkpoint of the tests
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from tests.oracle.tiny_text import (
+    BOS,
+    CHAT_TEMPLATE,
+    EOT,
+    PAD,
+    TURN_END,
+    VOCAB_SIZE,
+    build_tokenizer,
+)
+
+__all__ = ["LLAMA", "QWEN3", "QWEN3_UNTIED", "TinyModel", "write_hub_layout", "write_v5_layout"]
+
+Fields = dict[str, Any]
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModel:
+    """One architecture's numbers. ``shared`` fields are spelled alike in both layouts."""
+
+    shared: Fields
+    rope_theta: float
+    rope_scaling: Fields | None
+    #: Fields that only one of the layouts has.
+    hub_only: Fields
+    v5_only: Fields
+    qk_norm: bool
+    puts_bos: bool
+    #: Of the output projections: small beside 1, so that no layer drowns the others.
+    residual_gain: float
+    #: Of the final norm: large where the head is the embedding, whose values are small.
+    norm_mean: float
+    #: Picked among a few so that no greedy choice after the test prompts is a near tie.
+    salt: str
+    num_files: int = 1
+
+    @property
+    def head_dim(self) -> int:
+        """Its own field, or hidden / heads."""
+        derived = self.shared["hidden_size"] // self.shared["num_attention_heads"]
+        return int(self.shared.get("head_dim", derived))
+
+
+_COMMON: Fields = {
+    "hidden_act": "silu",
+    "vocab_size": VOCAB_SIZE,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "use_cache": True,
+}
+LLAMA = TinyModel(
+    shared={
+        **_COMMON,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "mlp_bias": False,
+    },
+    rope_theta=500000.0,
+    rope_scaling={
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    hub_only={"pretraining_tp": 1},
+    v5_only={"head_dim": 32},
+    qk_norm=False,
+    puts_bos=True,
+    residual_gain=0.01,
+    norm_mean=1.0,
+    salt="f",
+)
+_QWEN3_SHARED: Fields = {
+    **_COMMON,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "max_window_layers": 4,
+    "sliding_window": None,
+    "use_sliding_window": False,
+}
+QWEN3 = TinyModel(
+    shared=_QWEN3_SHARED,
+    rope_theta=1000000.0,
+    rope_scaling=None,
+    hub_only={},
+    v5_only={"layer_types": ["full_attention"] * 4},
+    qk_norm=True,
+    puts_bos=False,
+    residual_gain=0.12,
+    norm_mean=20.0,
+    salt="t",
+)
+#: The larger sizes' kind: a head of its own, in several files.
+QWEN3_UNTIED = TinyModel(
+    shared={**_QWEN3_SHARED, "tie_word_embeddings": False},
+    rope_theta=1000000.0,
+    rope_scaling=None,
+    hub_only={},
+    v5_only={"layer_types": ["full_attention"] * 4},
+    qk_norm=True,
+    puts_bos=False,
+    residual_gain=0.01,
+    norm_mean=1.0,
+    salt="q",
+    num_files=2,
+)
+
+
+def write_hub_layout(model: TinyModel, folder: Path) -> None:
+    """What a checkpoint of the transformers 4 years looks like on the hub."""
+    config = {
+        **model.shared,
+        **model.hub_only,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": model.rope_scaling,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0",
+    }
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write(model, folder, config, tokenizer_config)
+
+
+def write_v5_layout(model: TinyModel, folder: Path) -> None:
+    """The same model as transformers 5 saves it."""
+    scaling = model.rope_scaling or {"rope_type": "default"}
+    config = {
+        **model.shared,
+        **model.v5_only,
+        "rope_parameters": {**scaling, "rope_theta": model.rope_theta},
+        "dtype": "bfloat16",
+        "pad_token_id": None,
+        "transformers_version": "5.2.0",
+    }
+    _write(model, folder, config, {"tokenizer_class": "TokenizersBackend"})
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def _write(model: TinyModel, folder: Path, config: Fields, tokenizer_config: Fields) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(puts_bos=model.puts_bos)
+    ids = {token: tokenizer.token_to_id(token) for token in (BOS, EOT, TURN_END, PAD)}
+    eos = [ids[EOT], ids[TURN_END]]
+    # Qwen names its second EOS in generation_config.json alone.
+    own_eos = eos if model.puts_bos else ids[TURN_END]
+    generation = {
+        "bos_token_id": ids[BOS],
+        "eos_token_id": eos,
+        "pad_token_id": ids[PAD],
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": 0.9,
+    }
+    tokenizer_config = {
+        **tokenizer_config,
+        "bos_token": BOS,
+        "eos_token": TURN_END,
+        "pad_token": PAD,
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, value in (
+        ("config.json", {**config, "bos_token_id": ids[BOS], "eos_token_id": own_eos}),
+        ("generation_config.json", generation),
+        ("tokenizer_config.json", tokenizer_config),
+    ):
+        (folder / name).write_text(json.dumps(value, indent=1))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _save_weights(_weights(model), folder, model.num_files)
+
+
+def _save_weights(weights: Weights, folder: Path, num_files: int) -> None:
+    if num_files == 1:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map: dict[str, str] = {}
+    names = sorted(weights)
+    for index in range(num_files):
+        file = f"model-{index + 1:05}-of-{num_files:05}.safetensors"
+        part = names[index * len(names) // num_files : (index + 1) * len(names) // num_files]
+        save_file({name: weights[name] for name in part}, folder / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(part, file))
+    total = sum(tensor.nbytes for tensor in weights.values())
+    listing = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(listing))
+
+
+def _weights(model: TinyModel) -> Weights:
+    """All tensors, bfloat16, by their checkpoint names."""
+    fields = model.shared
+    hidden, inner = fields["hidden_size"], fields["intermediate_size"]
+    heads, kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
+    shapes = {
+        "self_attn.q_proj": (heads * model.head_dim, hidden, 1.5),
+        "self_attn.k_proj": (kv_heads * model.head_dim, hidden, 1.5),
+        "self_attn.v_proj": (kv_heads * model.head_dim, hidden, 1.5),
+        "self_attn.o_proj": (hidden, heads * model.head_dim, model.residual_gain),
+        "mlp.gate_proj": (inner, hidden, 1.5),
+        "mlp.up_proj": (inner, hidden, 1.5),
+        "mlp.down_proj": (hidden, inner, model.residual_gain),
+    }
+    norms = {"input_layernorm": (hidden, 1.0), "post_attention_layernorm": (hidden, 1.0)}
+    if model.qk_norm:
+        norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (model.head_dim, 1.5))
+    salt = model.salt
+    weights = {
+        "model.embed_tokens.weight": _normal(salt + "embed", (VOCAB_SIZE, hidden), 0.02),
+        "model.norm.weight": _normal(
+            salt + "norm", (hidden,), 0.2 * model.norm_mean, model.norm_mean
+        ),
+    }
+    if not fields["tie_word_embeddings"]:
+        head = _normal(salt + "head", (VOCAB_SIZE, hidden), 3.0 / math.sqrt(hidden))
+        weights["lm_head.weight"] = head
+    for layer in range(fields["num_hidden_layers"]):
+        for name, (rows, columns, gain) in shapes.items():
+            key = f"model.layers.{layer}.{name}.weight"
+            weights[key] = _normal(salt + key, (rows, columns), gain / math.sqrt(columns))
+        for name, (size, mean) in norms.items():
+            key = f"model.layers.{layer}.{name}.weight"
+            weights[key] = _normal(salt + key, (size,), 0.2 * mean, mean)
+    return weights
+
+
+def _normal(seed: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> torch.Tensor:
+    generator = np.random.Generator(np.random.PCG64(zlib.crc32(seed.encode())))
+    values = (mean + std * generator.standard_normal(shape)).astype(np.float32)
+    return torch.from_numpy(values).to(torch.bfloat16)
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1])
+    for name, model in (("llama", LLAMA), ("qwen3", QWEN3), ("qwen3-untied", QWEN3_UNTIED)):
+        write_hub_layout(model, out / name)
+        write_v5_layout(model, out / f"{name}-v5")
