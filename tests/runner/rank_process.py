@@ -128,11 +128,20 @@ class RankProcess:
         removes: list[int] | None = None,
     ) -> list[SampledToken]:
         """Send the next pass and wait for its tokens."""
+        return self.run_pass(steps, starts, removes).tokens
+
+    def run_pass(
+        self,
+        steps: list[RequestStep],
+        starts: list[RequestStart] | None = None,
+        removes: list[int] | None = None,
+    ) -> StepOutput:
+        """Send the next pass and wait for all that it gives."""
         self.send(steps, starts, removes)
         output = self.receive()
         assert isinstance(output, StepOutput), output
         assert output.pass_idx == self.pass_idx
-        return output.tokens
+        return output
 
     def expect_failure(self) -> RankFailed:
         """The rank reports a failure and exits with 1."""

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -144,7 +145,82 @@ def test_log_probabilities_are_the_oracles(
     ids = prompt + [t.token_id for t in tokens]
     logprobs = torch.log_softmax(tiny_oracle.logits(ids), dim=-1)
     expected = [float(logprobs[19 + i, t.token_id]) for i, t in enumerate(tokens)]
-    assert [t.logprob for t in tokens] == pytest.approx(expected, abs=2e-4)
+    assert [t.logprob for t in tokens] == pytest.approx(expected, abs=1e-4)
+
+
+def test_log_probabilities_and_alternatives_of_drawn_tokens_are_the_oracles(
+    shared_rank: RankProcess, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    sampling = SamplingParams(
+        max_tokens=99, temperature=1.4, top_k=50, presence_penalty=1.0, seed=8, logprobs=5
+    )
+    prompt = tiny_prompt_ids[:20]
+    tokens = shared_rank.generate(1, prompt, 16, list(range(8)), sampling)
+    ids = prompt + [t.token_id for t in tokens]
+    logprobs = torch.log_softmax(tiny_oracle.logits(ids), dim=-1)
+    for row, token in zip(logprobs[19:], tokens, strict=False):
+        check_scored(token.token_id, token.logprob, token.top, row)
+        assert len(token.top) == 5
+
+
+def check_scored(
+    token_id: int, logprob: float, top: list[tuple[int, float]], row: torch.Tensor
+) -> None:
+    """A token and its alternatives have the log-probabilities of the oracle's row [V]."""
+    assert logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+    assert [p for _, p in top] == pytest.approx(row.topk(len(top)).values.tolist(), abs=1e-4)
+    assert [p for _, p in top] == pytest.approx([float(row[i]) for i, _ in top], abs=1e-4)
+
+
+@pytest.mark.parametrize("num_top", [0, 4])
+@pytest.mark.parametrize("chunk_len", [200, 64, 17, 1])
+def test_prompt_scores_are_the_oracles_however_the_prompt_is_cut(
+    shared_rank: RankProcess,
+    tiny_oracle: Oracle,
+    tiny_prompt_ids: list[int],
+    chunk_len: int,
+    num_top: int,
+) -> None:
+    """What a prefiller does: all but the last token are run, and that one is scored as well."""
+    prompt = tiny_prompt_ids[:120] if chunk_len > 1 else tiny_prompt_ids[:20]
+    scored = start(1, prompt[:-1], sampling=None, prompt_logprobs=num_top, next_token_id=prompt[-1])
+    feed, starts, scores = PageFeed(list(range(8))), [scored], []
+    for begin in range(0, len(prompt) - 1, chunk_len):
+        end = min(begin + chunk_len, len(prompt) - 1)
+        output = shared_rank.run_pass([feed.step(1, begin, end, sample=False)], starts)
+        [part] = output.prompt_scores
+        assert (part.request_id, part.first_position) == (1, begin + 1)
+        scores += part.tokens
+        starts = []
+    shared_rank.run([], removes=[1])
+    assert [s.token_id for s in scores] == prompt[1:]
+    logprobs = torch.log_softmax(tiny_oracle.logits(prompt), dim=-1)
+    for row, token in zip(logprobs, scores, strict=False):
+        check_scored(token.token_id, token.logprob, token.top, row)
+        assert len(token.top) == num_top
+
+
+def test_prompt_is_scored_beside_requests_that_decode(
+    shared_rank: RankProcess, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    prompts = {1: tiny_prompt_ids[:10], 2: tiny_prompt_ids[30:70], 3: tiny_prompt_ids[90:130]}
+    feeds = {i: PageFeed(list(range(16 * i, 16 * i + 16))) for i in prompts}
+    shared_rank.run([feeds[1].step(1, 0, 9, sample=False)], [start(1, prompts[1])])
+    starts = [start(2, prompts[2]), start(3, prompts[3], prompt_logprobs=2)]
+    steps = [
+        feeds[1].step(1, 9, 10, sample=True),
+        feeds[2].step(2, 0, 40, sample=True),
+        feeds[3].step(3, 0, 40, sample=True),  # the last position is sampled, not scored
+    ]
+    output = shared_rank.run_pass(steps, starts)
+    shared_rank.run([], removes=[1, 2, 3])
+    assert [t.request_id for t in output.tokens] == [1, 2, 3]
+    [scores] = output.prompt_scores
+    assert (scores.request_id, scores.first_position) == (3, 1)
+    assert [s.token_id for s in scores.tokens] == prompts[3][1:]
+    logprobs = torch.log_softmax(tiny_oracle.logits(prompts[3]), dim=-1)
+    for row, token in zip(logprobs, scores.tokens, strict=False):
+        check_scored(token.token_id, token.logprob, token.top, row)
 
 
 def test_mixed_prefill_and_decode_in_one_pass(
@@ -280,11 +356,23 @@ def test_layer_is_published_when_it_is_in_memory_and_before_the_next_is_computed
     shared_rank.run([], removes=[1])
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"repetition_penalty": 1.5},
+        {"logit_bias": {7: 3.0}, "min_tokens": 14, "stop_token_ids": (3, 4, 5)},
+    ],
+    ids=["plain", "output penalties", "repetition", "bias"],
+)
 def test_sampled_text_repeats_from_any_token_on(
-    shared_rank: RankProcess, tiny_prompt_ids: list[int]
+    shared_rank: RankProcess, tiny_prompt_ids: list[int], rules: dict[str, Any]
 ) -> None:
     """A preemption: the output so far comes back as known tokens, the next index goes on."""
-    sampling = SamplingParams(max_tokens=99, temperature=1.5, top_p=0.95, seed=1234567890123456789)
+    sampling = SamplingParams(
+        max_tokens=99, temperature=1.5, top_p=0.95, seed=1234567890123456789, **rules
+    )
     prompt = tiny_prompt_ids[:20]
     whole = [t.token_id for t in shared_rank.generate(1, prompt, 24, list(range(8)), sampling)]
     assert len(set(whole)) > 12
