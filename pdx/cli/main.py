@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pdx import __version__
-from pdx.cli import decode, generate, prefill
+from pdx.cli import decode, generate, prefill, serve
 from pdx.cli.output import print_error
 from pdx.errors import PdxError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("serve")(serve.serve)
 app.command("prefill")(prefill.prefill)
 app.command("decode")(decode.decode)
 app.command("generate")(generate.generate)

@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     from pdx.config.node import OutputConfig
     from pdx.request.rank import RankLoading
 
-__all__ = ["announce", "loading_progress", "print_error", "set_up_logging", "status_line"]
+__all__ = [
+    "announce",
+    "loading_progress",
+    "node_line",
+    "print_error",
+    "set_up_logging",
+    "status_line",
+]
 
 #: What a person who watches the node wants to know at any log level.
 _status = logging.getLogger("pdx.status")
+#: ANSI colours of the nodes' names.
+_COLOURS = {"prefill": 6, "decode": 5}
 
 
 def print_error(message: str, hint: str | None = None) -> None:
@@ -46,6 +55,20 @@ def status_line(text: str) -> None:
         return
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def node_line(name: str, line: str) -> None:
+    """What a node of ours has written, on stderr under its name. Lines of JSON name their role."""
+    if not _is_json():
+        prefix = f"[{name}]"
+        if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+            prefix = f"\x1b[3{_COLOURS[name.partition('-')[0]]}m{prefix}\x1b[0m"
+        status_line(f"{prefix} {line}")
+    elif line.startswith("{"):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+    else:
+        _status.info("%s: %s", name, line)
 
 
 def set_up_logging(role: str, output: OutputConfig) -> None:

@@ -1,0 +1,131 @@
+"""`pdx serve`: prefill and decode nodes of one machine under one supervisor, or one colocated
+node.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdx.cli.options import with_settings
+from pdx.cli.output import announce, loading_progress, node_line, status_line
+from pdx.config.engine import EngineConfig
+from pdx.config.node import FabricConfig, ModelChoice, ServerConfig
+from pdx.config.resolve import Settings
+from pdx.config.setting import pick
+from pdx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdx.messenger.control import Address
+
+__all__ = ["serve"]
+
+_NODES = "Nodes"
+
+
+@with_settings(
+    [
+        *pick(ModelChoice, required=["model"]),
+        *pick(EngineConfig),
+        *pick(FabricConfig, "fabric", "peer_timeout_s"),
+        *pick(ServerConfig),
+    ],
+    argument="model",
+)
+def serve(
+    settings: Settings,
+    prefill: Annotated[
+        int, typer.Option(min=1, metavar="NODES", rich_help_panel=_NODES, help="Prefill nodes.")
+    ] = 1,
+    decode: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="NODES",
+            rich_help_panel=_NODES,
+            help="Decode nodes. Each has an API of its own, on consecutive ports.",
+        ),
+    ] = 1,
+    colocated: Annotated[
+        bool,
+        typer.Option(
+            "--colocated", rich_help_panel=_NODES, help="One node for both phases, no fabric."
+        ),
+    ] = False,
+) -> None:
+    """Serve a model on this machine: prefill and decode nodes, an OpenAI-compatible API.
+
+    Settings of the engine hold for each node: two nodes take --kv-memory twice. Ctrl-C stops all.
+    """
+    from pdx.cli.serving import run_until_signal
+
+    if prefill > 1:
+        raise ConfigError(
+            f"--prefill {prefill}: a decode node takes one prefill node so far",
+            hint="give several decode nodes: --decode 2",
+        )
+    if colocated and decode > 1:
+        raise ConfigError(f"--colocated is one node, --decode {decode} asks for more")
+    if colocated:
+        run_until_signal(lambda: _serve_colocated(settings))
+    else:
+        run_until_signal(lambda: _serve_nodes(settings, decode))
+
+
+async def _serve_nodes(settings: Settings, num_decoders: int) -> None:
+    from pdx.config.model_source import resolve_model
+    from pdx.engine.supervisor import Supervisor
+    from pdx.messenger.control import parse_address
+
+    http = parse_address(settings["http"])
+    resolve_model(settings["model"])  # before anything is started: a wrong name, a download
+    env = settings.to_env() | {"PDX_CONFIG": None, "PDX_PEER": None, "PDX_LISTEN": None}
+    supervisor = Supervisor(node_line)
+    try:
+        line = await supervisor.start("prefill", ["prefill"], env, stage=0)
+        node_line("prefill", line)
+        peer = line.removeprefix("pdx decode --peer ")
+        for i in range(num_decoders):
+            name = "decode" if num_decoders == 1 else f"decode-{i + 1}"
+            own = {"PDX_PEER": peer, "PDX_HTTP": str(_nth(http, i))}
+            url = await supervisor.start(name, ["decode"], env | own, stage=1)
+            announce(url)
+        status_line(f"{settings['model']} is served; Ctrl-C stops it")
+        raise await supervisor.failure()
+    finally:
+        await supervisor.stop()
+
+
+def _nth(http: Address, i: int) -> Address:
+    """The i-th decoder's address; a free port stays one."""
+    from pdx.messenger.control import Address
+
+    return Address(host=http.host, port=http.port + i if http.port else 0)
+
+
+async def _serve_colocated(settings: Settings) -> None:
+    from pdx.cli.serving import report_on_request
+    from pdx.config.model_source import model_is_folder, resolve_model
+    from pdx.engine.colocated_node import ColocatedNode
+    from pdx.engine.loading import load_model
+    from pdx.messenger.control import Address, parse_address
+
+    server = settings.build(ServerConfig)
+    parse_address(server.http)
+    folder = resolve_model(settings["model"])
+    with loading_progress(folder.name) as progress:
+        loaded = await load_model(folder, settings.build(EngineConfig), progress)
+    try:
+        name = server.served_model_name or settings["model"]
+        node = ColocatedNode(loaded, model_name=folder.name if model_is_folder(name) else name)
+        try:
+            report_on_request(lambda: node.status().counts)
+            ready = await node.start_frontend(server)
+            status_line(f"one colocated node, loaded in {loaded.load_s:.1f} s; the API:")
+            announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
+            await node.run()
+        finally:
+            await node.stop()
+    finally:
+        await loaded.close()
