@@ -6,11 +6,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
-import logging
 import signal
 import socket
 import sys
 
+from pdx.config.logs import set_up_from_environment
 from pdx.server.frontend import serve
 
 __all__ = ["main"]
@@ -26,11 +26,7 @@ def main() -> int:
     # Ctrl-C reaches the whole process group; what it means is the primary's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    logging.basicConfig(
-        level=logging.WARNING,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s frontend %(name)s: %(message)s",
-    )
+    set_up_from_environment("frontend")
     return asyncio.run(serve(socket.socket(fileno=fd)))
 
 
