@@ -263,13 +263,15 @@ def scores(token_ids: list[int], num_top: int | None) -> list[ScoredToken]:
     ]
 
 
-def say(tokenizer: Tokenizer, text: str, finish: FinishReason = FinishReason.LENGTH) -> Script:
-    """Says a text once, one token an update, whatever is asked. Its last update has no tokens."""
+def say(tokenizer: Tokenizer, text: str, finish: FinishReason | None) -> Script:
+    """Says a text once, one token an update, whatever is asked; without a reason it then waits for
+    the abort."""
 
     def script(submit: Submit) -> Iterable[msgspec.Struct]:
         for token_id in tokenizer.encode(text):
             yield update(submit.stream_id, [token_id])
-        yield update(submit.stream_id, [EOS_ID] if finish is FinishReason.STOP else [], finish)
+        if finish is not None:
+            yield update(submit.stream_id, [EOS_ID] if finish is FinishReason.STOP else [], finish)
 
     return script
 
@@ -311,3 +313,15 @@ def sse(http: httpx.Client) -> Callable[..., list[Any]]:
         return events
 
     return post
+
+
+@pytest.fixture(scope="session")
+def make_talk(tokenizer: Tokenizer) -> Callable[[str], Script]:
+    """Scripts that repeat a text until max_tokens."""
+    return lambda text: talk(tokenizer, text)
+
+
+@pytest.fixture(scope="session")
+def make_say(tokenizer: Tokenizer) -> Callable[..., Script]:
+    """Scripts that say a text once."""
+    return lambda text, finish: say(tokenizer, text, finish)
