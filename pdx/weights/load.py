@@ -13,6 +13,8 @@ from pdx.weights.index import WeightIndex
 
 __all__ = ["load_parameters"]
 
+#: Other types are quantized, and mean nothing without their scales.
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 #: Names in a message; a wrong checkpoint can have thousands.
 _MAX_LISTED = 8
 
@@ -35,7 +37,8 @@ def load_parameters(
         on_progress: called with bytes done and bytes in all, once per tensor.
 
     Raises:
-        CheckpointError: tensors are missing, unused or of another shape; all of them are named.
+        CheckpointError: tensors are missing, unused, of another shape or not of floating point;
+            they are named.
     """
     parameters = dict(model.named_parameters())
     index = WeightIndex.open(folder)
@@ -59,11 +62,18 @@ def _check(parameters: dict[str, nn.Parameter], index: WeightIndex, folder: Path
         for name, parameter in parameters.items()
         if name in stored and stored[name].shape != tuple(parameter.shape)
     ]
-    problems = [
-        f"{what}: {_listed(names)}"
-        for what, names in (("missing", missing), ("unused", unused), ("wrong shape", misshaped))
-        if names
+    mistyped = [
+        f"{name} is {stored[name].dtype}"
+        for name in parameters
+        if name in stored and stored[name].dtype not in _FLOATS
     ]
+    kinds = {
+        "missing": missing,
+        "unused": unused,
+        "wrong shape": misshaped,
+        "wrong type": mistyped,
+    }
+    problems = [f"{what}: {_listed(names)}" for what, names in kinds.items() if names]
     if problems:
         raise CheckpointError(
             f"{folder}: the weights are not those of its config.json: {'; '.join(problems)}"
