@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pdx import __version__
-from pdx.cli import decode, generate, prefill, serve
+from pdx.cli import chat, decode, generate, prefill, serve
 from pdx.cli.output import print_error
 from pdx.errors import PdxError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("prefill")(prefill.prefill)
 app.command("decode")(decode.decode)
+app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 
 
