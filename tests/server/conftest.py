@@ -177,6 +177,12 @@ def shared_frontend(folder: Path) -> Iterator[Frontend]:
     assert frontend.stop() == 0
 
 
+@pytest.fixture(scope="session")
+def make_frontend() -> Callable[..., Frontend]:
+    """Starts a frontend for a folder; the caller stops it."""
+    return Frontend
+
+
 @pytest.fixture
 def start(folder: Path) -> Iterator[Callable[..., Frontend]]:
     """Starts frontends of the test's own, for tests in which they end."""
