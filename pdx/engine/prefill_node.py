@@ -40,6 +40,10 @@ class _Job:
     request_id: int
     link: PrefillLink
     transfer_id: int
+    #: Not all of the prompt's scores are sent. The last ones follow the pass, the writes do not
+    #: wait for its end.
+    awaits_scores: bool
+    #: The source pages, while writes may read them.
     lease_id: int | None = None
 
 
@@ -190,7 +194,7 @@ class PrefillNode:
             )
         request_id = next(self._next_request_id)
         self.scheduler.submit(request_id, prefill.token_ids, None, scoring)
-        job = _Job(request_id, link, prefill.transfer_id)
+        job = _Job(request_id, link, prefill.transfer_id, awaits_scores=scoring is not None)
         self._jobs[request_id] = self._by_transfer[link, prefill.transfer_id] = job
         self._loop.wake()
 
@@ -199,8 +203,8 @@ class PrefillNode:
         if job is None:
             return
         self.scheduler.abort(job.request_id)
-        if job.lease_id is None:  # nothing was armed, so no release will come
-            self._forget(job)
+        job.awaits_scores = False
+        self._forget_if_done(job)  # unless something was armed, no release will come
         self._loop.wake()
 
     def hold_source(self, link: PrefillLink, transfer_id: int) -> None:
@@ -218,10 +222,13 @@ class PrefillNode:
             self._unproved.setdefault(link, []).append(job.lease_id)
         else:
             self.scheduler.pool.drop(job.lease_id, Use.SEND)
-        self._forget(job)
+        job.lease_id = None
+        self._forget_if_done(job)
         self._loop.wake()
 
-    def _forget(self, job: _Job) -> None:
+    def _forget_if_done(self, job: _Job) -> None:
+        if job.lease_id is not None or job.awaits_scores:
+            return
         del self._jobs[job.request_id]
         del self._by_transfer[job.link, job.transfer_id]
 
@@ -248,8 +255,12 @@ class PrefillNode:
         self.counters["prefilled"] += sum(update.prefilled for update in updates)
         for update in updates:
             job = self._jobs.get(update.request_id)
-            if update.prompt_scores is not None and job is not None:
-                job.link.on_scores(job.transfer_id, update.prompt_scores, last=update.prefilled)
+            if update.prompt_scores is None or job is None:
+                continue
+            job.link.on_scores(job.transfer_id, update.prompt_scores, last=update.prefilled)
+            if update.prefilled:
+                job.awaits_scores = False
+                self._forget_if_done(job)
 
     # ---- health ---------------------------------------------------------------------------
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
@@ -19,7 +20,11 @@ from pdx.request.request import SamplingParams
 from tests.system.cluster import Cluster
 from tests.system.nodes import Decoder, Prefiller, decoder, prefiller
 
-Generate = Callable[[list[int], int], list[int]]
+
+class Generate(Protocol):
+    """The colocated engine's token ids, greedy unless sampling parameters are given."""
+
+    def __call__(self, prompt: list[int], num_tokens: int, **sampling: Any) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def any_prefiller(
 
 @pytest.fixture(scope="session")
 def colocated(tiny_llama: Path) -> Iterator[Generate]:
-    """Greedy token ids of the colocated engine with the same chunks and pages, EOS ignored."""
+    """Token ids of the colocated engine with the same chunks and pages, EOS ignored."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -97,16 +102,19 @@ def colocated(tiny_llama: Path) -> Iterator[Generate]:
         finally:
             await loaded.close()
 
-    async def generate(prompt: list[int], num_tokens: int) -> list[int]:
-        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    async def generate(prompt: list[int], fields: dict[str, Any]) -> list[int]:
+        sampling = SamplingParams(**({"temperature": 0.0} | fields))
         updates = ready.result().generate(prompt, sampling)
         return [token async for update in updates for token in update.token_ids]
 
     serving = asyncio.run_coroutine_threadsafe(serve(), loop)
     ready.result(timeout=60)
-    yield lambda prompt, num_tokens: asyncio.run_coroutine_threadsafe(
-        generate(prompt, num_tokens), loop
-    ).result(timeout=60)
+
+    def generate_now(prompt: list[int], num_tokens: int, **sampling: Any) -> list[int]:
+        work = generate(prompt, sampling | {"max_tokens": num_tokens})
+        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout=60)
+
+    yield generate_now
     loop.call_soon_threadsafe(done.set)
     serving.result(timeout=10)
     loop.call_soon_threadsafe(loop.stop)
