@@ -13,8 +13,6 @@ from pdx.weights.index import WeightIndex
 
 __all__ = ["load_parameters"]
 
-#: Other types are quantized, and mean nothing without their scales.
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 #: Names in a message; a wrong checkpoint can have thousands.
 _MAX_LISTED = 8
 
@@ -65,7 +63,7 @@ def _check(parameters: dict[str, nn.Parameter], index: WeightIndex, folder: Path
     mistyped = [
         f"{name} is {stored[name].dtype}"
         for name in parameters
-        if name in stored and stored[name].dtype not in _FLOATS
+        if name in stored and not stored[name].is_float
     ]
     kinds = {
         "missing": missing,

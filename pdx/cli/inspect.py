@@ -1,0 +1,22 @@
+"""`pdx inspect`: what is there, looked at without serving anything. One file per noun."""
+
+from __future__ import annotations
+
+import typer
+
+from pdx.cli import inspect_model
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="inspect",
+    help="Look at a model, without serving it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("model")(inspect_model.model)
+
+
+@app.callback()
+def _group() -> None:
+    """A group of commands also while it has one."""

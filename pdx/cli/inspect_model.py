@@ -1,0 +1,321 @@
+"""`pdx inspect model`: a checkpoint's geometry, its size, and how many tokens fit which memory.
+
+Reads config.json and the headers of the weights: no torch, and no weights are downloaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pdx.cli.options import with_settings
+from pdx.cli.tables import Table, print_tables
+from pdx.config.engine import EngineConfig
+from pdx.config.node import ModelChoice
+from pdx.config.resolve import Settings
+from pdx.config.setting import pick
+from pdx.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pdx.config.model import ModelConfig
+    from pdx.config.rope import RopeConfig
+    from pdx.config.weight_headers import StoredTensor
+
+__all__ = ["model"]
+
+_GIB = 1 << 30
+_KV_SIZES_GIB = (1, 2, 4, 8, 16, 32, 64, 80)
+_GPU_SIZES_GIB = (24, 48, 80, 141)
+
+
+@with_settings(
+    [*pick(ModelChoice, required=["model"]), *pick(EngineConfig, "dtype", "page_size")],
+    argument="model",
+)
+def model(
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show a model's geometry, its memory, and whether it is served.
+
+    Exit code 1 where it is not, with the reason.
+    """
+    report = _inspect(settings["model"], settings["dtype"], settings["page_size"])
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(report)) + "\n")
+    else:
+        print_tables(_as_tables(report))
+    if report.refusal is not None:
+        raise report.refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    num_parameters: int
+    #: In all files, as stored.
+    stored_bytes: int
+    num_files: int
+    #: Values by stored type.
+    values_by_type: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """What a memory of some size holds."""
+
+    memory_bytes: int
+    #: Left for KV pages; negative: the weights do not fit.
+    kv_bytes: int
+    num_pages: int
+    num_tokens: int
+    #: Requests as long as the model's context.
+    num_full_contexts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    dtype: str
+    weight_bytes: int
+    page_size: int
+    #: KV of one page over all layers.
+    page_bytes: int
+    token_bytes: int
+    kv_fits: tuple[_Fit, ...]
+    gpu_fits: tuple[_Fit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    name: str
+    folder: Path
+    weights: _Weights
+    #: None: not served.
+    config: ModelConfig | None
+    memory: _Memory | None
+    refusal: CheckpointError | None
+
+
+def _inspect(name: str, dtype: str, page_size: int) -> _Report:
+    from pdx.config.model import ModelConfig
+    from pdx.config.model_source import describe_weights
+
+    folder, tensors = describe_weights(name)
+    config, refusal = None, None
+    try:
+        config = ModelConfig.load(folder)
+        _refuse_quantized(tensors)
+    except CheckpointError as error:
+        refusal = error
+    weights = _weights(tensors, config)
+    memory = None if config is None else _memory(config, weights, dtype, page_size)
+    return _Report(
+        name=name, folder=folder, weights=weights, config=config, memory=memory, refusal=refusal
+    )
+
+
+def _refuse_quantized(tensors: dict[str, StoredTensor]) -> None:
+    quantized = [name for name, tensor in tensors.items() if not tensor.is_float]
+    if quantized:
+        first = quantized[0]
+        raise CheckpointError(
+            f"{len(quantized)} weights are quantized, the first is {first}: {tensors[first].dtype}",
+            hint="pdx serves weights in float32, bfloat16 and float16",
+        )
+
+
+def _weights(tensors: dict[str, StoredTensor], config: ModelConfig | None) -> _Weights:
+    tied = config is not None and config.tie_word_embeddings
+    used = {
+        name: tensor
+        for name, tensor in tensors.items()
+        # Stored copies of what is there already.
+        if not name.endswith("rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
+    }
+    by_type: Counter[str] = Counter()
+    for tensor in used.values():
+        by_type[tensor.dtype] += tensor.num_values
+    return _Weights(
+        num_parameters=by_type.total(),
+        stored_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
+        num_files=len({tensor.path for tensor in tensors.values()}),
+        values_by_type=dict(by_type.most_common()),
+    )
+
+
+def _memory(config: ModelConfig, weights: _Weights, dtype: str, page_size: int) -> _Memory:
+    from pdx.kv.geometry import ITEMSIZE, kv_layout
+
+    dtype = config.dtype if dtype == "auto" else dtype
+    page = kv_layout(config, page_size, 1, dtype)
+    weight_bytes = weights.num_parameters * ITEMSIZE[dtype]
+
+    def fit(memory_bytes: int, kv_bytes: int) -> _Fit:
+        num_pages = max(kv_bytes, 0) // page.total_bytes
+        pages_of_context = page.num_pages_for(config.max_position_embeddings)
+        return _Fit(
+            memory_bytes=memory_bytes,
+            kv_bytes=kv_bytes,
+            num_pages=num_pages,
+            num_tokens=num_pages * page_size,
+            num_full_contexts=num_pages // pages_of_context,
+        )
+
+    return _Memory(
+        dtype=dtype,
+        weight_bytes=weight_bytes,
+        page_size=page_size,
+        page_bytes=page.total_bytes,
+        token_bytes=page.token_bytes,
+        kv_fits=tuple(fit(gib * _GIB, gib * _GIB) for gib in _KV_SIZES_GIB),
+        gpu_fits=tuple(fit(gib * _GIB, gib * _GIB - weight_bytes) for gib in _GPU_SIZES_GIB),
+    )
+
+
+def _as_json(report: _Report) -> dict[str, Any]:
+    refusal = report.refusal
+    return {
+        "model": report.name,
+        "folder": str(report.folder),
+        "served": refusal is None,
+        "refusal": None if refusal is None else refusal.message,
+        "hint": None if refusal is None else refusal.hint,
+        "weights": dataclasses.asdict(report.weights),
+        "config": None if report.config is None else _config_json(report.config),
+        "memory": None if report.memory is None else dataclasses.asdict(report.memory),
+    }
+
+
+def _config_json(config: ModelConfig) -> dict[str, Any]:
+    fields = dataclasses.asdict(config)
+    fields["rope"]["kind"] = _rope_kind(config.rope)
+    return fields
+
+
+def _as_tables(report: _Report) -> list[Table]:
+    tables = [_head(report)]
+    if report.config is not None:
+        tables.append(_geometry(report.config))
+    if report.memory is not None:
+        tables += [_cache(report.memory), _kv_table(report.memory), _gpu_table(report.memory)]
+    return tables
+
+
+def _head(report: _Report) -> Table:
+    weights = report.weights
+    types = ", ".join(f"{kind} {count:,}" for kind, count in weights.values_by_type.items())
+    rows = [
+        ("folder", str(report.folder)),
+        ("served", "yes" if report.refusal is None else "no"),
+        ("parameters", f"{weights.num_parameters:,} ({types})"),
+        ("stored", f"{_size(weights.stored_bytes)} in {_count(weights.num_files, 'file')}"),
+    ]
+    return Table(title=report.name, rows=tuple(rows))
+
+
+def _geometry(config: ModelConfig) -> Table:
+    biases = [
+        name
+        for name, has in (("attention", config.attention_bias), ("MLP", config.mlp_bias))
+        if has
+    ]
+    rows = [
+        ("family", config.family.value),
+        ("layers", f"{config.num_layers:,}"),
+        ("hidden size", f"{config.hidden_size:,}"),
+        ("MLP size", f"{config.intermediate_size:,}"),
+        ("heads", f"{config.num_heads} of {config.head_dim}, {config.num_kv_heads} for K and V"),
+        ("biases", ", ".join(biases) or "none"),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("output head", "the embedding" if config.tie_word_embeddings else "its own"),
+        ("RMSNorm epsilon", f"{config.rms_norm_eps:g}"),
+        ("rope", _rope_text(config.rope)),
+        ("context", _count(config.max_position_embeddings, "token")),
+        ("stored type", config.dtype),
+        ("BOS", "none" if config.bos_token_id is None else str(config.bos_token_id)),
+        ("EOS", ", ".join(map(str, config.eos_token_ids)) or "none"),
+    ]
+    return Table(title="Geometry", rows=tuple(rows))
+
+
+def _cache(memory: _Memory) -> Table:
+    rows = [
+        ("weights", _size(memory.weight_bytes)),
+        ("KV of a token", f"{memory.token_bytes:,} bytes"),
+        ("KV of a page", f"{memory.page_bytes:,} bytes, {_count(memory.page_size, 'token')}"),
+    ]
+    return Table(title=f"Memory in {memory.dtype}", rows=tuple(rows))
+
+
+def _kv_table(memory: _Memory) -> Table:
+    return Table(
+        title="What fits a KV cache",
+        columns=("KV memory", "pages", "tokens", "full contexts"),
+        rows=tuple((_size(fit.memory_bytes), *_fit_cells(fit)) for fit in memory.kv_fits),
+    )
+
+
+def _gpu_table(memory: _Memory) -> Table:
+    rows = []
+    for fit in memory.gpu_fits:
+        if fit.kv_bytes < 0:
+            cells = ("weights do not fit", "-", "-", "-")
+        else:
+            cells = (_size(fit.kv_bytes), *_fit_cells(fit))
+        rows.append((_size(fit.memory_bytes), *cells))
+    return Table(
+        title="What a device has left beside the weights",
+        columns=("device", "left", "pages", "tokens", "full contexts"),
+        rows=tuple(rows),
+        note="activations and the driver take their share of it",
+    )
+
+
+def _fit_cells(fit: _Fit) -> tuple[str, str, str]:
+    return f"{fit.num_pages:,}", f"{fit.num_tokens:,}", f"{fit.num_full_contexts:,}"
+
+
+def _rope_kind(rope: RopeConfig) -> str:
+    from pdx.config.rope import DynamicNtkScaling, LinearScaling, Llama3Scaling, YarnScaling
+
+    match rope.scaling:
+        case None:
+            return "default"
+        case LinearScaling():
+            return "linear"
+        case DynamicNtkScaling():
+            return "dynamic"
+        case Llama3Scaling():
+            return "llama3"
+        case YarnScaling():
+            return "yarn"
+
+
+def _rope_text(rope: RopeConfig) -> str:
+    text = f"theta {rope.theta:,.0f}"
+    if rope.scaling is None:
+        return text
+    numbers = [
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}"
+        for name, value in dataclasses.asdict(rope.scaling).items()
+        if not isinstance(value, bool)
+    ]
+    return f"{text}, {_rope_kind(rope)}: {', '.join(numbers)}".replace("_", " ")
+
+
+def _size(num_bytes: int) -> str:
+    for unit, factor in (("GiB", _GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= factor:
+            value = num_bytes / factor
+            return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
