@@ -16,17 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["percentile", "ratios", "summary", "tables", "times_of"]
 
 _PERCENTS = (50, 90, 99)
-#: Figure, title, what a large one means.
 _TIMES = {
-    "ttft_s": "time to first token",
-    "itl_s": "between two events",
-    "tpot_s": "per output token",
+    "ttft_s": "first token",
+    "itl_s": "between events",
+    "tpot_s": "per token",
     "e2e_s": "whole request",
 }
 _RATES = {
-    "requests_per_s": "requests a second",
-    "output_tokens_per_s": "output tokens a second",
-    "total_tokens_per_s": "tokens a second with prompts",
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "output tokens/s",
+    "total_tokens_per_s": "all tokens/s",
 }
 
 
@@ -102,23 +101,36 @@ def tables(urls: Sequence[str], rounds: Sequence[Sequence[dict[str, Any]]]) -> G
     for i, url in enumerate(urls):
         parts += [_table(url, [pair[i] for pair in rounds]), Text()]
     if len(urls) == 2:
-        parts += [_ratio_table(urls, [ratios(first, second) for first, second in rounds])]
+        parts += [_ratio_table([ratios(first, second) for first, second in rounds])]
     return Group(*parts)
 
 
 def _table(url: str, rounds: Sequence[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=url, title_justify="left", title_style="bold", caption_justify="left")
-    for title in ("", *(f"p{percent}" for percent in _PERCENTS), "mean"):
-        table.add_column(title, justify="right" if title else "left")
+    table = _empty_table(url, _keys(), _caption(rounds))
     for name, title in _TIMES.items():
         cells = [_median([each[name][key] for each in rounds if each[name]]) for key in _keys()]
         table.add_row(title, *map(_milliseconds, cells))
     table.add_section()
     for name, title in _RATES.items():
         table.add_row(title, *[""] * len(_PERCENTS), f"{_median([r[name] for r in rounds]):.1f}")
-    table.caption = _caption(rounds)
+    return table
+
+
+def _empty_table(title: str, columns: Sequence[str], caption: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption,
+        caption_justify="left",
+        box=box.SIMPLE,
+    )
+    table.add_column("")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
@@ -133,24 +145,16 @@ def _caption(rounds: Sequence[dict[str, Any]]) -> str:
     return "; ".join(parts)
 
 
-def _ratio_table(urls: Sequence[str], pairs: Sequence[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(
-        title="the second over the first",
-        title_justify="left",
-        title_style="bold",
-        caption=f"median over {len(pairs)} pairs of rounds (lowest to highest)",
-        caption_justify="left",
-    )
-    for title in ("", *(f"p{percent}" for percent in _PERCENTS), "mean"):
-        table.add_column(title, justify="right" if title else "left")
+def _ratio_table(pairs: Sequence[dict[str, Any]]) -> Any:
+    keys = [f"p{percent}" for percent in _PERCENTS]
+    caption = f"median of {len(pairs)} pairs of rounds (lowest–highest)"
+    table = _empty_table("the second over the first", keys, caption)
     for name, title in _TIMES.items():
-        found = [[pair[name][key] for pair in pairs if pair[name]] for key in _keys()]
+        found = [[pair[name][key] for pair in pairs if pair[name]] for key in keys]
         table.add_row(title, *map(_ratio_cell, found))
     table.add_section()
     for name, title in _RATES.items():
-        table.add_row(title, *[""] * len(_PERCENTS), _ratio_cell([pair[name] for pair in pairs]))
+        table.add_row(title, _ratio_cell([pair[name] for pair in pairs]))
     return table
 
 
@@ -158,7 +162,7 @@ def _ratio_cell(found: Sequence[float | None]) -> str:
     values = [each for each in found if each is not None]
     if not values:
         return "-"
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
 def _keys() -> list[str]:
