@@ -3,8 +3,10 @@ become bodies."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,6 +20,7 @@ from pdx.errors import PdxError
 from pdx.server.answer import Service
 from pdx.server.generate import ChatApi, CompletionApi, GenerateEndpoint
 from pdx.server.middleware import CountRequests, EchoRequestId, RequireKey
+from pdx.server.openapi import openapi_document
 from pdx.server.problems import error_body, error_bytes
 from pdx.server.queries import Queries
 
@@ -41,6 +44,8 @@ def build_app(service: Service) -> ASGIApp:
         Route("/metrics", queries.metrics),
         Route("/pdx/requests/{request_id}", queries.timeline),
     ]
+    document = msgspec.json.encode(openapi_document(service.channel.config))
+    routes.append(Route("/openapi.json", _fixed(document)))
     app = Starlette(
         routes=routes,
         middleware=_middleware(service, frozenset(route.path for route in routes)),
@@ -52,6 +57,15 @@ def build_app(service: Service) -> ASGIApp:
     )
     app.router.redirect_slashes = False  # a path is right or a 404
     return app
+
+
+def _fixed(body: bytes) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint whose answer never changes."""
+
+    async def answer(request: Request) -> Response:
+        return Response(body, media_type="application/json")
+
+    return answer
 
 
 def _middleware(service: Service, routes: frozenset[str]) -> list[Middleware]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from pdx.errors import InvalidRequest
 
@@ -70,9 +70,63 @@ NEUTRAL_FIELDS: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 
+#: A text, token ids, or a list of either.
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        },
+    ]
+}
+_MESSAGES_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["type", "text"],
+                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        },
+                    },
+                ]
+            },
+        },
+    },
+}
+_TOOLS_SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["type", "function"],
+        "properties": {
+            "type": {"const": "function"},
+            "function": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {"name": {"type": "string", "minLength": 1}},
+            },
+        },
+    },
+}
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _StopString = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
-_Messages = list[dict[str, Any]]
+#: What else a message or a tool may have is the template's business.
+_Messages = Annotated[list[dict[str, Any]], WithJsonSchema(_MESSAGES_SCHEMA)]
+_Tools = Annotated[list[dict[str, Any]], WithJsonSchema(_TOOLS_SCHEMA)]
 
 
 class Body(BaseModel):
@@ -128,18 +182,18 @@ class GenerateBody(Body):
 class CompletionBody(GenerateBody):
     """``POST /v1/completions``."""
 
-    #: A text, token ids, or a list of either. Checked by hand: see ``pdx.server.checks``.
-    prompt: Any = None
+    #: Checked by hand (see ``pdx.server.checks``), where its length is known to be bearable.
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)] = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
 
 
 class _Templated(Body):
     """What a chat template is given."""
 
     messages: _Messages
-    tools: list[dict[str, Any]] | None = None
+    tools: _Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -148,7 +202,7 @@ class ChatBody(GenerateBody, _Templated):
 
     neutral = {"add_generation_prompt": (True,), "best_of": (1,), "echo": (False,)}
 
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MAX_LOGPROBS)] | None = None
@@ -159,7 +213,7 @@ class TokenizeBody(Body):
 
     prompt: str | None = None
     messages: _Messages | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: _Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None

@@ -61,8 +61,8 @@ class CountRequests:
     def _route(self, path: str) -> str:
         if path in self._routes:
             return path
-        parent = path.rpartition("/")[0]
-        return next((r for r in self._routes if r.startswith((parent or "-") + "/{")), "other")
+        with_names = (route for route in self._routes if "{" in route)
+        return next((r for r in with_names if path.startswith(r.partition("{")[0])), "other")
 
 
 class RequireKey:

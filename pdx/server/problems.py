@@ -6,26 +6,30 @@ import msgspec
 
 from pdx.errors import PdxError, RequestError, UnknownModel
 
-__all__ = ["error_body", "error_bytes", "request_timed_out"]
+__all__ = ["ErrorBody", "error_body", "error_bytes", "request_timed_out"]
 
 
-class _Problem(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong, for a person; ``param`` names the field at fault."""
+
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class _Envelope(msgspec.Struct, frozen=True):
-    error: _Problem
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer that is an error."""
+
+    error: Problem
 
 
 def error_body(
     message: str, kind: str, *, param: str | None = None, code: str | None = None
 ) -> bytes:
     """``{"error": {"message", "type", "param", "code"}}``."""
-    problem = _Problem(message=message, type=kind, param=param, code=code)
-    return msgspec.json.encode(_Envelope(problem))
+    problem = Problem(message=message, type=kind, param=param, code=code)
+    return msgspec.json.encode(ErrorBody(problem))
 
 
 def error_bytes(error: PdxError) -> bytes:

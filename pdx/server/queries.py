@@ -110,7 +110,7 @@ class Queries:
         """``GET /pdx/requests/{request_id}``: a finished request's timeline; ``?choice=`` picks one
         of several choices."""
         request_id, choice = request.path_params["request_id"], request.query_params.get("choice")
-        if choice is not None and not (choice.isdecimal() and len(choice) < 9):
+        if choice is not None and not (choice.isdecimal() and len(choice) < 5):
             raise InvalidRequest(f"choice must be an index, got {choice[:80]!r}", param="choice")
         found = self._service.timelines.find(request_id, int(choice or 0))
         if found is None:
