@@ -50,6 +50,7 @@ def _is_number_column(table: Table, index: int) -> bool:
 
 
 def _print_rich(tables: Iterable[Table]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -59,6 +60,7 @@ def _print_rich(tables: Iterable[Table]) -> None:
         shown = RichTable(
             title=Text(table.title),
             caption=Text(table.note) if table.note else None,
+            box=box.SIMPLE,
             show_header=table.columns is not None,
             title_justify="left",
             caption_justify="left",

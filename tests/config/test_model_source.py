@@ -10,12 +10,15 @@ import pytest
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
+    NotASafetensorsRepoError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata, TensorInfo
 
 from pdx.config import model_source
-from pdx.config.model_source import resolve_model
+from pdx.config.model_source import describe_weights, resolve_model
+from pdx.config.weight_headers import StoredTensor
 from pdx.errors import CheckpointError, ConfigError
 
 
@@ -25,6 +28,7 @@ class Hub:
     def __init__(self, cached: Path | None, remote: Path | Exception) -> None:
         self.cached, self.remote = cached, remote
         self.calls: list[tuple[str, str | None, bool]] = []
+        self.patterns: list[list[str]] = []
 
     def snapshot_download(
         self,
@@ -35,6 +39,7 @@ class Hub:
         local_files_only: bool = False,
     ) -> str:
         self.calls.append((repo, revision, local_files_only))
+        self.patterns.append(allow_patterns)
         answer = self.cached if local_files_only else self.remote
         if answer is None:
             raise LocalEntryNotFoundError("not in the cache")
@@ -104,6 +109,48 @@ def test_download_failure_says_which_model_and_what_to_do(
     with pytest.raises(CheckpointError, match=named) as caught:
         resolve_model("org/name@main")
     assert "org/name" in caught.value.message
+
+
+def test_weights_of_a_model_on_the_hub_are_described_without_downloading_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = install(monkeypatch, Hub(None, tmp_path))
+    tensors = {"norm.weight": TensorInfo(dtype="BF16", shape=[64], data_offsets=(0, 128))}
+    file = SafetensorsFileMetadata(metadata={}, tensors=tensors)
+
+    def metadata(repo: str, *, revision: str | None) -> SafetensorsRepoMetadata:
+        assert (repo, revision) == ("org/name", "v2")
+        return SafetensorsRepoMetadata(
+            metadata=None, sharded=False, weight_map={}, files_metadata={"a.safetensors": file}
+        )
+
+    monkeypatch.setattr(model_source, "get_safetensors_metadata", metadata)
+    assert describe_weights("org/name@v2") == (
+        tmp_path,
+        {"norm.weight": StoredTensor(path=tmp_path / "a.safetensors", shape=(64,), dtype="BF16")},
+    )
+    assert hub.patterns[-1] == ["*.json", "*.jinja"]
+
+
+def test_local_weights_are_described_without_the_hub(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = install(monkeypatch, Hub(tiny_llama, RuntimeError("must not be asked")))
+    assert describe_weights(str(tiny_llama))[1] == describe_weights("org/name")[1]
+    assert all(local for _, _, local in hub.calls)
+
+
+def test_hub_without_safetensors_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Hub(None, tmp_path))
+
+    def metadata(repo: str, *, revision: str | None) -> SafetensorsRepoMetadata:
+        raise NotASafetensorsRepoError(f"{repo} has none")
+
+    monkeypatch.setattr(model_source, "get_safetensors_metadata", metadata)
+    with pytest.raises(CheckpointError, match="org/name has none"):
+        describe_weights("org/name")
 
 
 @pytest.mark.parametrize(
