@@ -65,7 +65,10 @@ class FrontendProcess:
             case FrontendReady() as ready:
                 return ready
             case FrontendFailed(kind=kind, message=message):
-                raise error_from_report(kind, message)
+                error = error_from_report(kind, message)
+                # The command line was right: the address is taken, or not this host's.
+                error.exit_code = 1
+                raise error
             case other:
                 raise WorkerError(f"the frontend began with {type(other).__name__}")
 

@@ -22,6 +22,8 @@ __all__ = ["PeerConnector", "describe_with_patience"]
 
 logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
+#: Short, so that the user hears of a prefiller that does not answer yet.
+_DESCRIBE_TIMEOUT_S = 2.0
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 
@@ -39,7 +41,7 @@ async def describe_with_patience(
     backoff_s = _FIRST_BACKOFF_S
     while True:
         try:
-            return await describe(address, timeout_s=_CONNECT_TIMEOUT_S)
+            return await describe(address, timeout_s=_DESCRIBE_TIMEOUT_S)
         except PeerLost as error:
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -46,6 +46,10 @@ class NodeIdentity:
 async def describe(address: Address, *, timeout_s: float) -> Description:
     """Ask a prefiller which model it serves.
 
+    Args:
+        timeout_s: for the connection, and again for the answer: a prefiller that still loads its
+            model takes connections but does not answer.
+
     Raises:
         PeerLost: nobody answers.
         ProtocolError: whoever answers is no prefiller of this protocol.
@@ -53,7 +57,7 @@ async def describe(address: Address, *, timeout_s: float) -> Description:
     connection = await connect(address, timeout_s=timeout_s)
     try:
         connection.send(Describe())
-        answer = await _receive(connection)
+        answer = await _receive(connection, timeout_s)
     finally:
         await connection.close()
     if isinstance(answer, Refuse):
@@ -167,13 +171,13 @@ async def welcome(
     return link
 
 
-async def _receive(connection: ControlConnection) -> object:
+async def _receive(connection: ControlConnection, timeout_s: float = _STEP_TIMEOUT_S) -> object:
     try:
-        async with asyncio.timeout(_STEP_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             return await connection.receive()
     except TimeoutError as error:
         raise PeerLost(
-            f"{connection.peer}: no answer in {_STEP_TIMEOUT_S:g} s", peer=connection.peer
+            f"{connection.peer}: no answer in {timeout_s:g} s", peer=connection.peer
         ) from error
 
 

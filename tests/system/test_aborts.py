@@ -42,15 +42,25 @@ def test_client_leaves_while_its_prompt_is_queued(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_leaves_in_mid_transfer(
-    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int], stream: bool
+@pytest.mark.parametrize("partly_written", [False, True])
+def test_client_leaves_while_its_prompt_runs(
+    cluster: Cluster,
+    tiny_oracle: Oracle,
+    tiny_prompt_ids: list[int],
+    stream: bool,
+    partly_written: bool,
 ) -> None:
     """What is posted is drained without the rank. The prefiller's own pages wait for the chunk that
     its rank is in; the decoder's are free for the next request meanwhile.
     """
     node = cluster.decoder
-    call = cluster.call_stopped_in_mid_transfer(prompt_of(tiny_prompt_ids, 400), 16, stream=stream)
+    begin = (
+        cluster.call_stopped_in_mid_transfer if partly_written else cluster.call_with_stopped_rank
+    )
+    call = begin(prompt_of(tiny_prompt_ids, 400), 16, stream=stream)
+    aborted = node.counts()["aborted"]
     call.leave()
+    node.wait_count("aborted", aborted + 1)
     node.wait_clean()
     assert cluster.prefiller.status()["pages_quarantined"] > 0
     cluster.resume_rank()

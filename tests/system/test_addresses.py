@@ -70,6 +70,16 @@ def test_g1_a_bare_port_is_on_loopback_and_a_taken_one_ends_at_once(
     assert "loaded" not in said
 
 
+def test_g1_a_taken_http_address_is_named(any_prefiller: Prefiller, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--peer", any_prefiller.address, "--http", f":{port}", *KV]
+        code, _, said = run_to_end(["decode", *options], tmp_path / "decode.log", timeout_s=30)
+    assert code == 1
+    assert f"127.0.0.1 port {port}: the address is already in use" in said
+    any_prefiller.wait_clean()
+
+
 def test_g2_prefillers_without_port_options_find_their_own(
     any_prefiller: Prefiller, pair: Pair
 ) -> None:
@@ -98,6 +108,16 @@ def test_unreachable_peer_is_retried_visibly_and_then_given_up(tmp_path: Path) -
     assert f"waiting for the prefiller at {peer}" in said
     assert f"error: no prefiller at {peer} in 1 s" in said
     assert f"--listen {peer}" in said
+
+
+def test_g3_prefiller_that_does_not_answer_yet_is_waited_for_visibly(tmp_path: Path) -> None:
+    """While it loads its model it listens already."""
+    with socket.create_server(("127.0.0.1", 0)) as loading:
+        peer = f"127.0.0.1:{loading.getsockname()[1]}"
+        command = ["decode", "--peer", peer, "--peer-timeout", "1"]
+        code, _, said = run_to_end(command, tmp_path / "decode.log", timeout_s=20)
+    assert code == 1
+    assert f"no prefiller at {peer} in 1 s ({peer}: no answer in 2 s)" in said
 
 
 def test_g3_decoder_started_before_its_prefiller(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.cluster import Cluster
-from tests.system.nodes import Prefiller, decoder, is_alive, prefiller, wait_until
+from tests.system.nodes import Call, Prefiller, decoder, is_alive, prefiller, wait_until
 from tests.system.prompts import prompt_of
 
 #: Within this the loss of a node is seen and decided.
@@ -93,16 +93,13 @@ def test_decoder_killed_in_mid_transfer(
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
-@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
-def test_stopped_decoder_may_still_read_over_shm_only(
-    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int], end: signal.Signals
-) -> None:
-    """Over shm the target pulls, also when it wakes up after the link's end. So source pages are
-    held until it has closed its endpoint or is gone.
+def lose_a_stopped_decoder(cluster: Cluster, prompt: list[int]) -> Call:
+    """A decoder is stopped, then a whole prompt is written to it, and it is missed. Over shm the
+    target pulls, also when it wakes up after the link's end: only there source pages stay held.
     """
     source = cluster.prefiller
     before = len(source.stderr())
-    call = cluster.call_with_stopped_rank(prompt_of(tiny_prompt_ids, 300), 16)
+    call = cluster.call_with_stopped_rank(prompt, 16)
     cluster.decoder.signal(signal.SIGSTOP)
     cluster.resume_rank()
     wait_until(
@@ -115,16 +112,29 @@ def test_stopped_decoder_may_still_read_over_shm_only(
         assert source.status()["pages_quarantined"] > 0
     else:
         source.wait_clean(DECIDED_S)
+    return call
 
-    cluster.decoder.signal(end)
-    source.wait_clean()
-    if end is signal.SIGKILL:
-        cluster.decoder.process.wait(timeout=5)
-        cluster.start_decoder()
-    else:
-        check_lost(call.answer())
-        cluster.decoder.wait_healthy()
-        cluster.decoder.wait_clean()
+
+def test_stopped_decoder_gives_source_pages_back_when_it_goes_on(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    call = lose_a_stopped_decoder(cluster, prompt_of(tiny_prompt_ids, 300))
+    cluster.decoder.signal(signal.SIGCONT)
+    check_lost(call.answer())
+    cluster.prefiller.wait_clean()
+    cluster.decoder.wait_healthy()
+    cluster.decoder.wait_clean()
+    cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
+
+
+@pytest.mark.parametrize("session_cluster", ["shm"], indirect=True)
+def test_stopped_decoder_gives_source_pages_back_when_it_is_killed(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    lose_a_stopped_decoder(cluster, prompt_of(tiny_prompt_ids, 300))
+    cluster.decoder.kill()
+    cluster.prefiller.wait_clean()
+    cluster.start_decoder()
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
@@ -171,3 +181,22 @@ def test_ctrl_c_ends_both_nodes_cleanly(
         if any(f"-{pid}-" in path.name for pid in ours)
     ]
     assert not left
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_twenty_decoders_come_and_go(
+    any_prefiller: Prefiller, tmp_path: Path, tiny_prompt_ids: list[int]
+) -> None:
+    """Each offers shm and tcp and withdraws one of them; every third dies instead of leaving."""
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    answers = []
+    for i in range(20):
+        log = tmp_path / f"decode-{i}.log"
+        with decoder(any_prefiller.address, log, "--fabric", "auto", "--kv-memory", "16M") as node:
+            answers.append(node.complete(prompt, 24))
+            if i % 3 == 0:
+                node.kill()
+    assert all(answer == answers[0] for answer in answers)
+    any_prefiller.wait_clean()
+    assert any_prefiller.status()["links_open"] == 0
