@@ -99,7 +99,10 @@ def serve(
         ),
     ] = 128,
     output_sigma: Annotated[
-        float, typer.Option(min=0, max=4, metavar="NUMBER", rich_help_panel=_LENGTHS)
+        float,
+        typer.Option(
+            min=0, max=4, metavar="NUMBER", rich_help_panel=_LENGTHS, help="The same, of outputs."
+        ),
     ] = 0.6,
     trace: Annotated[
         Path | None,

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 
+_SAMPLING = "Sampling"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     model: str
@@ -49,22 +52,43 @@ class _Job:
 )
 def generate(
     settings: Settings,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt's text.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="The prompt's text.")
+    ] = None,
     token_ids: Annotated[
         str | None,
-        typer.Option(help="The prompt as comma-separated token ids, instead of text."),
+        typer.Option(
+            metavar="IDS", help="The prompt as comma-separated token ids, instead of text."
+        ),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Treat the prompt as a user's chat message.")
     ] = False,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Output tokens at most.")
+        int,
+        typer.Option("--max-tokens", "-n", min=1, metavar="TOKENS", help="Output tokens at most."),
     ] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Nucleus sampling.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
+    temperature: Annotated[
+        float,
+        typer.Option(min=0, metavar="NUMBER", rich_help_panel=_SAMPLING, help="0 is greedy."),
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, metavar="NUMBER", rich_help_panel=_SAMPLING, help="Nucleus sampling."
+        ),
+    ] = 1.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", rich_help_panel=_SAMPLING, help="A random one by default."),
+    ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            rich_help_panel=_SAMPLING,
+            help="Go on after an end-of-sequence token.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

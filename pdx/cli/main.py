@@ -62,7 +62,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        return app(standalone_mode=False) or 0
+        return app(standalone_mode=False, prog_name="pdx") or 0
     except PdxError as error:
         print_error(error.message, error.hint)
         return error.exit_code

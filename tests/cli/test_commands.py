@@ -1,0 +1,170 @@
+"""The command line: help, completion, errors and their exit codes, what goes where."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from pdx import __version__
+from pdx.cli.main import app
+from tests.cli.help_pages import COMMANDS, help_page, path_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def pdx(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "pdx", *arguments],
+        input=stdin,
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_pages_are_as_they_were_read(command: str) -> None:
+    """Changed on purpose: python tests/cli/help_pages.py, then read the difference."""
+    assert help_page(command) == path_of(command).read_text("utf-8")
+
+
+def test_every_command_has_a_help_page() -> None:
+    def names(command: object, name: str) -> list[str]:
+        children = getattr(command, "commands", {})
+        return [name, *(n for key, c in children.items() for n in names(c, f"{name} {key}"))]
+
+    assert sorted(name.strip() for name in names(typer.main.get_command(app), "")) == sorted(
+        COMMANDS
+    )
+
+
+def test_the_reference_is_what_its_script_writes() -> None:
+    """Changed on purpose: python scripts/cli_reference.py."""
+    reference = runpy.run_path(str(ROOT / "scripts" / "cli_reference.py"))["reference"]
+    assert (ROOT / "docs" / "cli.md").read_text("utf-8") == reference()
+
+
+def test_version() -> None:
+    run = pdx("--version")
+    assert (run.returncode, run.stdout) == (0, f"pdx {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [("pdx dec", "decode"), ("pdx decode --max-s", "--max-seqs"), ("pdx decode --fabric s", "shm")],
+)
+def test_a_shell_completes_commands_flags_and_choices(words: str, wanted: str) -> None:
+    count = len(words.split()) - 1
+    run = pdx(
+        _PDX_COMPLETE="complete_bash",
+        _TYPER_COMPLETE_ARGS=words,
+        COMP_WORDS=words,
+        COMP_CWORD=str(count),
+    )
+    assert wanted in run.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["decode"], "--peer is missing", "PDX_PEER"),
+        (["serve"], "MODEL is missing", "PDX_MODEL"),
+        (["decode", "--frob"], "no such option: --frob", "pdx decode --help"),
+        (["dance"], "no such command 'dance'", "pdx --help"),
+        (["prefill", "--chunk", "0"], "--chunk 0: it must be at least 1", ""),
+        (["prefill", "--chunk"], "option '--chunk' requires an argument", "pdx --help"),
+        (["serve", "m", "--prefill", "2"], "a decode node takes one prefill node", "--decode 2"),
+        (["serve", "m", "--colocated", "--decode", "2"], "--colocated is one node", ""),
+        (["serve", "/no/such/folder"], "is neither a folder nor", "check the path"),
+        (["serve", "m", "--http", "1:2:3"], "'1:2:3' is not an address", "brackets"),
+        (["chat", "ftp://host"], "'ftp://host' is not a URL", "http://"),
+        (["bench", "serve", "a", "b", "c"], "two servers can be compared, not 3", ""),
+        (["bench", "serve", "a", "--plot", "x.png"], "x.png: plots are drawn as SVG", "x.svg"),
+        (["bench", "serve", "a", "--trace", "/none"], "cannot read /none", ""),
+    ],
+)
+def test_usage_errors_are_named_without_a_traceback(
+    arguments: list[str], message: str, hint: str
+) -> None:
+    run = pdx(*arguments)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    first, *rest = run.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert hint in "\n".join(rest)
+    assert not rest or (rest[0] == "" and rest[1].startswith("hint: "))
+
+
+def test_a_command_that_is_refused_exits_with_1() -> None:
+    run = pdx("chat", "127.0.0.1:1", stdin="hello")
+    assert run.returncode == 1
+    assert "error: no answer from http://127.0.0.1:1/v1" in run.stderr
+
+
+def test_a_bug_exits_with_70_and_shows_its_traceback_only_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pdx.cli.api\ndef broken(url):\n    raise KeyError('oops')\n"
+        "pdx.cli.api.api_base = broken\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    plain = pdx("chat", "x", stdin="hello", PYTHONPATH=path)
+    assert plain.returncode == 70
+    assert plain.stderr.startswith("error: a bug in pdx: KeyError: 'oops'\n")
+    assert "Traceback" not in plain.stderr
+    for debug in (
+        pdx("chat", "x", "--debug", stdin="hello", PYTHONPATH=path),
+        pdx("chat", "x", stdin="hello", PYTHONPATH=path, PDX_DEBUG="1"),
+    ):
+        assert debug.returncode == 70
+        assert "Traceback (most recent call last)" in debug.stderr
+        assert "in broken" in debug.stderr
+
+
+def test_config_is_printed_with_its_origins_and_without_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "pdx.toml"
+    file.write_text("[scheduler]\nchunk = 32\n\n[kv]\npages = 3\n")
+    run = pdx(
+        *("decode", "--config", str(file), "--print-config", "--kv-memory", "2G"),
+        PDX_PAGES="4",
+        PDX_API_KEY="sesame",
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    printed = tomllib.loads(run.stdout)
+    assert printed["scheduler"]["chunk"] == 32
+    assert printed["kv"] == {"pages": 4, "kv_memory": "2G", "poison": False}
+    assert "sesame" not in run.stdout
+    lines = run.stdout.splitlines()
+    assert any(x.startswith("chunk = 32 ") and x.endswith(f"# {file}") for x in lines)
+    assert any(x.startswith("pages = 4 ") and x.endswith("# PDX_PAGES") for x in lines)
+    assert any(x.startswith("# page_size =") and x.endswith("the prefiller's") for x in lines)
+
+
+def test_a_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "pdx.toml"
+    file.write_text("[sheduler]\n")
+    run = pdx("prefill", PDX_CONFIG=str(file))
+    assert run.returncode == 2
+    assert f"error: {file}: unknown section or key 'sheduler'" in run.stderr
+    assert "did you mean scheduler?" in run.stderr
+
+
+def test_json_logs_are_one_object_a_line_errors_included(tmp_path: Path) -> None:
+    run = pdx("prefill", "--model", "/no/such/folder", "--log-format", "json")
+    assert run.returncode == 2
+    [line] = map(json.loads, run.stderr.splitlines())
+    assert line["role"] == "prefill"
+    assert line["level"] == "error"
+    assert line["pid"] > 0
+    assert "is neither a folder nor" in line["message"]
