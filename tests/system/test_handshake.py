@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
-import pytest
-
-from tests.oracle import tiny_llama as writer
+from tests.oracle.tiny_checkpoint import LLAMA, write_hub_layout
 from tests.system.conftest import Pair
 from tests.system.nodes import Prefiller, run_to_end
 
@@ -29,11 +28,8 @@ def rows(said: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in split if len(cells) == 3}
 
 
-def test_other_weights_of_the_same_shape(
-    any_prefiller: Prefiller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "SALT", "another seed")
-    writer.write_hub_layout(tmp_path / "other")
+def test_other_weights_of_the_same_shape(any_prefiller: Prefiller, tmp_path: Path) -> None:
+    write_hub_layout(dataclasses.replace(LLAMA, salt="another seed"), tmp_path / "other")
     said = refusal(any_prefiller, tmp_path / "log", "--model", str(tmp_path / "other"))
     assert set(rows(said)) == {"weights_id"}
 
