@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 _SHOWN_CHARS = 80
+_MAX_CONTAINERS = 1 << 16
 _MAX_LOGPROBS = 20
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
@@ -223,7 +224,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """``POST /detokenize``."""
 
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(max_length=1 << 20)]
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -235,6 +236,7 @@ def parse_body(raw: bytes, kind: type[BodyT]) -> BodyT:
     Raises:
         InvalidRequest: no JSON, a wrong type or range, an unknown field, or one that is not served.
     """
+    _check_nesting(raw)
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
@@ -242,6 +244,16 @@ def parse_body(raw: bytes, kind: type[BodyT]) -> BodyT:
     for name, value in (body.model_extra or {}).items():
         _check_extra(name, value, NEUTRAL_FIELDS | kind.neutral)
     return body
+
+
+def _check_nesting(raw: bytes) -> None:
+    """Refuse what would become millions of objects: it would hold up all streams for seconds."""
+    if raw.count(b"[") + raw.count(b"{") <= _MAX_CONTAINERS:
+        return
+    # Only brackets outside of strings count: every other part, once escaped quotes are gone.
+    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+    if sum(part.count(b"[") + part.count(b"{") for part in outside) > _MAX_CONTAINERS:
+        raise InvalidRequest(f"the body has more than {_MAX_CONTAINERS} lists and objects")
 
 
 def _as_refusal(error: ValidationError) -> InvalidRequest:

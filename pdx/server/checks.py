@@ -168,9 +168,9 @@ class RequestChecker:
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """Text of token ids, with special tokens."""
-        self._check_ids([token_ids], "tokens")
 
         def decode() -> str:
+            self._check_ids([token_ids], "tokens")
             return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return await self._maybe_in_thread(len(token_ids) > _INLINE_CHARS, decode)
@@ -224,8 +224,8 @@ class RequestChecker:
         if is_long and param is not None:
             head_chars = _HEAD_CHARS_PER_TOKEN * self.config.context_len
             heads = [text[:head_chars] for text in texts if len(text) > head_chars]
-            for token_ids in await self._maybe_in_thread(True, encode, heads):
-                self._check_head(head_chars, len(token_ids), param)
+            for count in await self._maybe_in_thread(True, self.tokenizer.count_tokens, heads):
+                self._check_head(head_chars, count, param)
         return await self._maybe_in_thread(is_long, encode, texts)
 
     async def _maybe_in_thread(self, is_long: bool, work: Callable[..., T], *args: Any) -> T:

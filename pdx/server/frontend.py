@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -56,6 +57,7 @@ async def serve(sock: socket.socket) -> int:
         except Exception as error:  # noqa: BLE001 - the process's edge: the primary is told
             await channel.report(_as_failed(error))
             return 1
+        gc.freeze()  # what is loaded stays: no collection needs to look at it again
         host, port = listener.getsockname()[:2]
         server = _Server(_http_config(service))
         await channel.report(FrontendReady(host=host, port=port))

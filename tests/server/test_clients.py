@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -150,6 +152,41 @@ def test_many_streams_at_once_are_all_whole(talking: Frontend, text: str) -> Non
         for got in pool.map(read, range(24)):
             assert (text * 9).startswith(got.rstrip("\ufffd"))
             assert len(got) > 15
+
+
+def test_stream_goes_on_while_a_huge_text_is_tokenized(
+    frontend: Frontend, make_update: Callable[..., StepFrame]
+) -> None:
+    done = threading.Event()
+    gaps: list[float] = []
+
+    def feed() -> None:
+        submit = frontend.next(Submit)
+        while not done.wait(0.005):
+            frontend.send(make_update(submit.stream_id, [70]))
+        frontend.send(make_update(submit.stream_id, [70], FinishReason.LENGTH))
+
+    def read() -> None:
+        body = {"prompt": "Hi", "max_tokens": 99, "stream": True}
+        with httpx.stream("POST", frontend.url + COMPLETIONS, json=body, timeout=30) as response:
+            last = time.monotonic()
+            for _ in response.iter_lines():
+                gaps.append(time.monotonic() - last)
+                last += gaps[-1]
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(feed), pool.submit(read)]
+        start = time.monotonic()
+        answer = httpx.post(
+            frontend.url + "/tokenize", json={"prompt": "word " * 500_000}, timeout=40
+        )
+        took = time.monotonic() - start
+        done.set()
+        for each in running:
+            each.result()
+    assert answer.json()["count"] >= 500_000
+    # On the event loop the stream would wait for all of it.
+    assert max(gaps) < took / 2
 
 
 def test_connection_is_kept_alive(talking: Frontend, http: httpx.Client) -> None:

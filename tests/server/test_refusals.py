@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +238,35 @@ def test_long_text_of_few_tokens_is_not_refused_by_its_beginning(
     with httpx.Client() as http:
         response = http.post(frontend.url + COMPLETIONS, json={"prompt": "a" * 128 * 50})
     assert response.json()["usage"]["prompt_tokens"] == 50
+
+
+def test_ten_huge_prompts_at_once_are_refused_and_the_server_goes_on(
+    talking: Frontend, http: httpx.Client
+) -> None:
+    body = {"prompt": "word " * (1 << 18)}
+    with ThreadPoolExecutor(10) as pool:
+        answers = [pool.submit(httpx.post, talking.url + COMPLETIONS, json=body) for _ in range(10)]
+        for answer in answers:
+            error_of(answer.result(), 400)
+    assert talking.messages.empty()
+    assert http.post(COMPLETIONS, json=OK).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [[5]] * 100_000},
+        {"prompt": "x", "metadata": [{"a": '[\\"['}] * 100_000},
+        {"prompt": [5] * 300_000},
+    ],
+)
+def test_millions_of_values_are_refused_before_they_are_made(
+    frontend: Frontend, http: httpx.Client, body: dict[str, Any]
+) -> None:
+    error_of(http.post(COMPLETIONS, json=body), 400)
+    # In a text brackets are only characters.
+    text = {"prompt": '["[\\' * 100_000}
+    assert "characters of the prompt" in error_of(http.post(COMPLETIONS, json=text), 400)["message"]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
