@@ -28,9 +28,12 @@ __all__ = [
     "Node",
     "Prefiller",
     "decoder",
+    "end",
     "is_alive",
     "prefiller",
+    "read_announcement",
     "run_to_end",
+    "start",
     "wait_until",
 ]
 
@@ -329,7 +332,7 @@ def run_to_end(arguments: Sequence[str], log: Path, *, timeout_s: float) -> tupl
     try:
         code = node.process.wait(timeout=timeout_s)
     finally:
-        _end(node)
+        end(node)
     return code, time.monotonic() - began, node.stderr()
 
 
@@ -355,7 +358,7 @@ def prefiller(model: Path, log: Path, *arguments: str, **env: str) -> Iterator[P
         line = read_announcement(node, r"pdx decode --peer \S+")
         yield Prefiller(node.process, node.log, line)
     finally:
-        _end(node)
+        end(node)
 
 
 @contextmanager
@@ -372,10 +375,11 @@ def decoder(peer: str, log: Path, *arguments: str, **env: str) -> Iterator[Decod
                 for call in ready.calls:
                     call.leave()
     finally:
-        _end(node)
+        end(node)
 
 
-def _end(node: Node) -> None:
+def end(node: Node) -> None:
+    """Stop it as Ctrl-C does, whatever state it is in; all of its processes are gone then."""
     family = node.family()
     if node.process.poll() is None:
         node.signal_family(signal.SIGCONT)

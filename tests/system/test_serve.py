@@ -1,0 +1,162 @@
+"""`pdx serve`: nodes under one supervisor, and one colocated node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.system.conftest import Generate
+from tests.system.nodes import (
+    Decoder,
+    Node,
+    end,
+    is_alive,
+    read_announcement,
+    start,
+    wait_until,
+)
+from tests.system.prompts import prompt_of
+
+KV = ["--kv-memory", "16M"]
+URL = r"http://\S+/v1"
+
+
+@contextmanager
+def serving(model: Path, log: Path, *arguments: str, **env: str) -> Iterator[Decoder]:
+    """A `pdx serve` whose (first) API is open."""
+    node = start(["serve", str(model), *KV, *arguments], log, env)
+    try:
+        url = read_announcement(node, URL)
+        with httpx.Client(timeout=60) as client:
+            yield Decoder(node.process, node.log, url, client)
+    finally:
+        end(node)
+
+
+def pid_of(served: Node, command: str) -> int:
+    """The node that runs `pdx COMMAND`."""
+    [pid] = [
+        pid
+        for pid in served.family()
+        if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2:4] == [b"pdx", command.encode()]
+    ]
+    return pid
+
+
+def is_idle(served: Decoder) -> bool:
+    """No page and no request is held."""
+    counts = served.counts()
+    return counts["pages_free"] > 0 and not any(
+        counts[name]
+        for name in ("pages_leased", "pages_filled", "requests_waiting", "requests_active")
+    )
+
+
+def test_one_command_serves_the_colocated_tokens_and_ctrl_c_ends_all_in_order(
+    tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 100)
+    with serving(tiny_llama, tmp_path / "log", "--decode", "2") as served:
+        family = served.family()
+        second = read_announcement(served, URL)
+        assert second != served.url
+        assert served.complete(prompt, 24) == colocated(prompt, 24)
+        served.announced = second
+        assert served.complete(prompt, 24) == colocated(prompt, 24)
+        assert served.stop() == 0
+        assert not any(map(is_alive, family))
+        said = served.stderr()
+    assert "[prefill] serving " in said
+    assert "[decode-2] connected to " in said
+    # Decoders say goodbye while their prefiller still listens.
+    heard = [line for line in said.splitlines() if line.startswith("[prefill]")]
+    assert sum("the decoder shuts down" in line for line in heard) == 2
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["prefill", "decode"])
+def test_a_crashed_node_is_named_and_the_others_are_stopped(
+    tiny_llama: Path, tmp_path: Path, command: str
+) -> None:
+    with serving(tiny_llama, tmp_path / "log") as served:
+        family = served.family()
+        os.kill(pid_of(served, command), signal.SIGKILL)
+        assert served.process.wait(timeout=15) == 1
+        wait_until(lambda: not any(map(is_alive, family)), timeout_s=5, what=f"{family} end")
+        said = served.stderr()
+    last = said[said.index("error: ") :]
+    assert f"error: the {command} node (pid " in last
+    assert "was killed by SIGKILL; its last lines:" in last
+    assert {"prefill": "serving ", "decode": "connected to "}[command] in last
+
+
+def test_nodes_end_with_a_supervisor_that_is_killed(tiny_llama: Path, tmp_path: Path) -> None:
+    with serving(tiny_llama, tmp_path / "log") as served:
+        family = served.family()
+        served.process.kill()
+        served.process.wait(timeout=10)
+        wait_until(lambda: not any(map(is_alive, family)), timeout_s=10, what=f"{family} end")
+
+
+def test_a_node_that_cannot_start_is_named(tiny_llama: Path, tmp_path: Path) -> None:
+    node = start(["serve", str(tiny_llama), "--device", "abacus", *KV], tmp_path / "log")
+    try:
+        assert node.process.wait(timeout=60) == 1
+    finally:
+        end(node)
+    assert "error: the prefill node (pid " in node.stderr()
+    assert "abacus" in node.stderr()
+
+
+def test_settings_reach_the_nodes_and_the_key_is_asked_for_but_never_shown(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "pdx.toml"
+    file.write_text('[server]\nserved_model_name = "tiny"\n[output]\nlog_format = "json"\n')
+    arguments = ["--config", str(file)]
+    with serving(tiny_llama, tmp_path / "log", *arguments, PDX_API_KEY="sesame") as served:
+        models = f"{served.url}/models"
+        assert served.client.get(models).status_code == 401
+        answer = served.client.get(models, headers={"authorization": "Bearer sesame"})
+        assert answer.json()["data"][0]["id"] == "tiny"
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in served.family()]
+        assert served.stop() == 0
+        lines = [json.loads(line) for line in served.stderr().splitlines()]
+    assert not any(b"sesame" in command for command in commands)
+    assert {"serve", "prefill", "decode"} <= {line["role"] for line in lines}
+    assert not any("sesame" in line["message"] for line in lines)
+
+
+def test_one_colocated_node_gives_the_same_tokens(
+    tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    with serving(tiny_llama, tmp_path / "log", "--colocated") as served:
+        for length in (1, 2, 16, 17, 64, 65, 200):
+            prompt = prompt_of(tiny_prompt_ids, length)
+            assert served.complete(prompt, 24) == colocated(prompt, 24)
+        assert served.health()["status"] == "ok"
+        answer = served.post(prompt_of(tiny_prompt_ids, 40), 4).json()
+        assert served.timeline(answer["id"])["prefiller"] is None
+        wait_until(lambda: is_idle(served), timeout_s=5, what="the node is clean")
+        family = served.family()
+        assert len(family) == 3
+        assert served.stop() == 0
+        assert not any(map(is_alive, family))
+
+
+def test_a_client_that_leaves_a_colocated_node_frees_its_pages(
+    tiny_llama: Path, tmp_path: Path, tiny_prompt_ids: list[int]
+) -> None:
+    with serving(tiny_llama, tmp_path / "log", "--colocated") as served:
+        call = served.call(prompt_of(tiny_prompt_ids, 40), 400, stream=True)
+        assert call.wait_head() == 200
+        call.leave()
+        served.wait_count("aborted", 1)
+        wait_until(lambda: is_idle(served), timeout_s=5, what="the node is clean")
