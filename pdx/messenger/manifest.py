@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from pdx.config.model_files import weight_files
+
 __all__ = ["Manifest", "differences", "model_id", "text_id"]
 
 #: Of each weights file this much is hashed besides its header: other weights of the same shape
@@ -66,7 +68,7 @@ def model_id(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     config = json.loads((folder / "config.json").read_bytes())
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with path.open("rb") as file:
             prefix = file.read(8)
             digest.update(prefix)
