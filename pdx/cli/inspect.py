@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pdx.cli import inspect_model
+from pdx.cli import inspect_model, inspect_topology
 
 __all__ = ["app"]
 
@@ -15,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("model")(inspect_model.model)
+app.command("topology")(inspect_topology.topology)
 
 
 @app.callback()

@@ -61,12 +61,12 @@ def _tcp(machine: Machine) -> list[Nic]:
 
 
 def _reasons(machine: Machine, chosen: tuple[Nic, ...]) -> tuple[tuple[Nic, str], ...]:
-    taken = {interface for nic in chosen for interface in nic.interfaces}
+    rdma = {name for nic in machine.nics if nic.kind is not NicKind.TCP for name in nic.interfaces}
     return tuple(
         (nic, _reason(nic, chosen))
         for nic in machine.nics
-        # The interface of a chosen RDMA device is no other NIC.
-        if nic not in chosen and not (nic.kind is NicKind.TCP and nic.name in taken)
+        # The interface of an RDMA device is no other NIC.
+        if nic not in chosen and not (nic.kind is NicKind.TCP and nic.name in rdma)
     )
 
 

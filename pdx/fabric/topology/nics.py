@@ -187,7 +187,7 @@ def _kind(function: PciFunction) -> NicKind:
 
 def _model(function: PciFunction) -> str:
     if _is_efa(function):
-        return f"EFA {function.device & 0xF}"
+        return f"EFA (0x{function.device:x})"
     if function.vendor == _AMAZON and function.device & 0xFFF0 == 0xEC20:
         return "ENA"
     known = _MODELS.get(function.device) if function.vendor == _MELLANOX else None

@@ -180,7 +180,9 @@ def _why(
 def _described(nics: list[Nic]) -> str:
     rate = nics[0].rate_gbps
     speed = "of unknown speed" if rate is None else f"of {rate:g} Gb/s"
-    return f"{len(nics)} {nics[0].model or nics[0].kind.value} {speed}"
+    if nics[0].kind is NicKind.TCP:
+        return f"tcp over {nics[0].name} {speed}"
+    return f"{len(nics)} x {nics[0].model or nics[0].kind.value} {speed}"
 
 
 def _why_spare(num_gpus: int) -> str:

@@ -59,4 +59,10 @@ def _notes(
     lost = sorted({place.address for place in places if nodes and place.numa_node is None})
     if lost:
         notes.append(f"the NUMA node is not told (-1) for {', '.join(lost)}")
+    links = {place.address: place.link for place in places}
+    notes += [
+        f"{address} runs with {link.width} of its {link.max_width} PCIe lanes"
+        for address, link in sorted(links.items())
+        if link.width is not None and link.max_width is not None and link.width < link.max_width
+    ]
     return tuple(notes)

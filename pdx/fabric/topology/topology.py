@@ -39,6 +39,6 @@ def plan_topology(machine: Machine) -> Topology:
 
 def read_topology(root: Path = Path("/")) -> Topology:
     """Read this machine (or one that was written down below ``root``). Needs no rights, never
-    raises, starts nothing; takes milliseconds.
+    raises, starts nothing.
     """
     return plan_topology(read_machine(root))

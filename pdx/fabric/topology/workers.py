@@ -23,9 +23,9 @@ def place_workers(machine: Machine, groups: tuple[DomainGroup, ...]) -> tuple[Wo
     """A core for each group's worker, near its first NIC.
 
     A worker spins while it waits, so it gets a core that no other worker shares, and only where
-    enough are left: one for each GPU's rank and one for the primary. All groups are placed where the cores allow it, also
-    those of GPUs that this process may not use: another process of the machine then comes to cores
-    that are not ours.
+    enough are left: one for each GPU's rank and one for the primary. All groups are placed where
+    the cores allow it, also those of GPUs that this process may not use: another process of the
+    machine then comes to cores that are not ours.
     """
     if any(group.gpu is None for group in groups):
         why = "not pinned: without a GPU, the ranks compute on the cores"
