@@ -2,11 +2,20 @@
 over libfabric.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("pdx")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0"
+__version__: str
 
 __all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> str:
+    """The version, looked up when it is asked for: the look-up takes as long as half of a help
+    page.
+    """
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("pdx")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0.0.0"

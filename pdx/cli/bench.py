@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdx.cli.api import ApiError, api_base, headers, pick_model
-from pdx.cli.load.workload import Job, Lengths, Workload, jobs, read_trace
 from pdx.cli.options import with_settings
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdx.cli.load.client import Outcome, Target
+    from pdx.cli.load.workload import Workload
 
 __all__ = ["app"]
 
@@ -161,6 +160,10 @@ def serve(
     Prompts are random token ids, so no cache of prefixes helps. The server must take these, and
     ignore_eos, as pdx, vLLM and SGLang do.
     """
+    import asyncio
+
+    from pdx.cli.load.workload import Lengths, Workload, read_trace
+
     if len(urls) > 2:
         raise ConfigError(f"two servers can be compared, not {len(urls)}")
     if plot is not None and plot.suffix.lower() != ".svg":
@@ -236,6 +239,7 @@ async def _measure(
     """Figures by round and server, and each server's times over all rounds."""
     from pdx.cli.load.client import try_once
     from pdx.cli.load.report import times_of
+    from pdx.cli.load.workload import Job
 
     first = Job(index=0, arrival_s=None, output_len=2, prompt_ids=[workload.token_ids[0]] * 4)
     for target in targets:
@@ -258,6 +262,7 @@ async def _round(
 ) -> _Round:
     from pdx.cli.load.client import run_load
     from pdx.cli.load.report import summary
+    from pdx.cli.load.workload import jobs
 
     outcomes, wall_s = await run_load(
         target,

@@ -4,9 +4,7 @@ disaggregated path.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +103,8 @@ def generate(
         ignore_eos=ignore_eos,
         as_json=as_json,
     )
+    import asyncio
+
     asyncio.run(_generate(job, settings.build(EngineConfig, max_num_seqs=1)))
 
 
@@ -122,6 +122,8 @@ async def _generate(job: _Job, config: EngineConfig) -> None:
 
 
 async def _run(job: _Job, folder: Path, loaded: LoadedModel) -> None:
+    import secrets
+
     from pdx.engine.colocated import ColocatedEngine
     from pdx.request.request import SamplingParams
     from pdx.text.tokenizer import Tokenizer

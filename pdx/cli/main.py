@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from pdx import __version__
 from pdx.cli import bench, chat, decode, generate, inspect, prefill, serve
 from pdx.cli.output import print_error
 from pdx.errors import PdxError
@@ -35,6 +34,8 @@ app.add_typer(bench.app)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from pdx import __version__
+
         typer.echo(f"pdx {__version__}")
         raise typer.Exit
 
