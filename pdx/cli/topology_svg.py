@@ -12,7 +12,7 @@ from pdx.fabric.topology.tree import Branch, machine_tree
 
 __all__ = ["draw"]
 
-_DEVICE_WIDTH, _DEVICE_HEIGHT, _GAP = 232, 36, 8
+_DEVICE_WIDTH, _DEVICE_HEIGHT, _GAP = 264, 36, 8
 #: Between the two columns of devices: room for the lines.
 _CHANNEL = 130
 _PAD, _TITLE = 12, 24
@@ -50,13 +50,18 @@ class _Drawing:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._labels = Labels(topology)
+        self._cpus = {
+            group.gpu.place.address: worker.cpu
+            for group, worker in zip(topology.groups, topology.workers, strict=True)
+            if group.gpu is not None
+        }
         self._shapes: list[str] = []
         #: Where lines begin and end, by address and by name.
         self._gpu_ports: dict[str, tuple[float, float]] = {}
         self._nic_ports: dict[str, tuple[float, float]] = {}
 
     def document(self) -> str:
-        trees = machine_tree(self._topology.machine)
+        trees = [tree for tree in machine_tree(self._topology.machine) if self._matters(tree)]
         depth = max((_depth(tree) for tree in trees), default=1)
         inner = 2 * _DEVICE_WIDTH + _CHANNEL
         column = inner + 2 * (_PAD + depth * _INSET)
@@ -69,6 +74,10 @@ class _Drawing:
         self._pairs()
         width = num_columns * (column + 2 * _PAD)
         return self._wrap(width, max(bottoms))
+
+    def _matters(self, tree: Branch) -> bool:
+        """Loopback and the like are drawn only where they serve something."""
+        return bool(tree.branches or tree.gpus) or any(map(self._labels.serves, tree.nics))
 
     def _branch(self, branch: Branch, x: float, y: float, width: float, depth: int) -> float:
         """Draw a box with all that is in it; returns its lower edge."""
@@ -97,12 +106,14 @@ class _Drawing:
     def _gpu(self, gpu: Gpu, x: float, y: float) -> None:
         name = f"{self._labels.short_gpu(gpu)}  {gpu.place.address}"
         style = "gpu" if gpu.problem is None else "unused"
-        self._device(x, y, style, name, gpu.problem or gpu.model or "NVIDIA GPU")
+        cpu = self._cpus.get(gpu.place.address)
+        facts = gpu.problem or gpu.model or "NVIDIA GPU"
+        self._device(x, y, style, name, facts if cpu is None else f"{facts}, worker: CPU {cpu}")
         self._gpu_ports[gpu.place.address] = (x + _DEVICE_WIDTH, y + _DEVICE_HEIGHT / 2)
 
     def _nic(self, nic: Nic, x: float, y: float) -> None:
         name = nic.name if nic.address in (None, nic.name) else f"{nic.name}  {nic.address}"
-        facts = " ".join(filter(None, (nic.model, rate(nic), nic.problem)))
+        facts = nic.problem or " ".join(filter(None, (nic.model, rate(nic))))
         style = "nic" if self._labels.serves(nic) else "unused"
         self._device(x, y, style, name, facts)
         self._nic_ports[nic.name] = (x, y + _DEVICE_HEIGHT / 2)
@@ -110,7 +121,7 @@ class _Drawing:
     def _device(self, x: float, y: float, style: str, name: str, facts: str) -> None:
         self._shapes.append(_rect(x, y, _DEVICE_WIDTH, _DEVICE_HEIGHT, style, radius=5))
         self._text(x + 8, y + 15, _cut(name, 34), "")
-        self._text(x + 8, y + 29, _cut(facts, 40), "small")
+        self._text(x + 8, y + 29, _cut(facts, 42), "small")
 
     def _pairs(self) -> None:
         for group in self._topology.groups:
@@ -147,7 +158,8 @@ class _Drawing:
         if groups[0].gpu is None:
             return groups[0].why
         chosen = {choice.nic.name for group in groups for choice in group.nics}
-        return f"{len(groups)} GPUs, {len(chosen)} NICs that serve them"
+        gpus = "1 GPU" if len(groups) == 1 else f"{len(groups)} GPUs"
+        return f"{gpus}, served by {len(chosen)} NIC{'' if len(chosen) == 1 else 's'}"
 
 
 def _depth(branch: Branch) -> int:

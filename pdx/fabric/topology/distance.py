@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pdx.fabric.topology.machine import NumaNode, PciPlace
 
-__all__ = ["Distance", "Path", "measure"]
+__all__ = ["Distance", "Path", "bridge_name", "measure"]
 
 
 class Distance(enum.Enum):
@@ -49,12 +49,18 @@ def measure(a: PciPlace | None, b: PciPlace | None, nodes: Mapping[int, NumaNode
     hops = len(a.bridges) + len(b.bridges) - 2 * shared
     if shared >= 2:
         # Whether a switch or a plain bridge, traffic need not pass the host bridge.
-        why = f"below the same PCI switch ({a.bridges[shared - 1]})"
+        why = f"below the same {bridge_name(a.bridges[:shared])}"
         return Path(distance=Distance.SWITCH, length=hops, why=why)
     if shared == 1:
-        why = f"on the same host bridge ({a.bridges[0]})"
+        why = f"on the same {bridge_name(a.bridges[:shared])}"
         return Path(distance=Distance.HOST_BRIDGE, length=hops, why=why)
     return _over_numa(a.numa_node, b.numa_node, hops, nodes)
+
+
+def bridge_name(bridges: Sequence[str]) -> str:
+    """What the last of some bridges is, from the top down, and its address."""
+    kind = ("host bridge", "root port", "PCI switch")[min(len(bridges), 3) - 1]
+    return f"{kind} {bridges[-1]}"
 
 
 def _over_numa(a: int | None, b: int | None, hops: int, nodes: Mapping[int, NumaNode]) -> Path:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pdx.fabric.topology.distance import bridge_name
 from pdx.fabric.topology.machine import Gpu, Machine, Nic, NicKind, NumaNode
 
 __all__ = ["Branch", "format_list", "machine_tree"]
@@ -35,8 +36,8 @@ def machine_tree(machine: Machine) -> tuple[Branch, ...]:
     every: list[Gpu | Nic] = [*machine.gpus, *shown]
     for each in every:
         if each.place is not None:
-            node = each.place.numa_node
-            devices[node if node in nodes else None].append(each)
+            idx = each.place.numa_node
+            devices[idx if idx in nodes else None].append(each)
     sockets: dict[int | None, list[Branch]] = defaultdict(list)
     for node in nodes.values():
         sockets[node.socket].append(_node_branch(machine, node, devices[node.idx]))
@@ -78,8 +79,8 @@ def _branch(title: str, devices: Sequence[Gpu | Nic], depth: int) -> Branch:
             direct += several
         else:
             shared = _num_shared(several)
-            bridge = _bridges(several[0])[shared - 1]
-            branches.append(_branch(_bridge_title(bridge), several, shared))
+            bridge = bridge_name(_bridges(several[0])[:shared])
+            branches.append(_branch(bridge, several, shared))
     return Branch(
         title=title,
         branches=tuple(branches),
@@ -99,10 +100,6 @@ def _num_shared(devices: Sequence[Gpu | Nic]) -> int:
         (depth for depth, level in enumerate(levels) if len(set(level)) > 1),
         min(len(_bridges(each)) for each in devices),
     )
-
-
-def _bridge_title(bridge: str) -> str:
-    return f"host bridge {bridge}" if bridge.startswith("pci") else f"PCI switch {bridge}"
 
 
 def format_list(numbers: Iterable[int]) -> str:
