@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pdx.errors import ConfigError
+from pdx.kernels.cpu.linear import linear as cpu_linear
 from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.kv_append import kv_append
+from pdx.kernels.reference.linear import linear
 from pdx.kernels.reference.paged_attention import paged_attention
 from pdx.kernels.reference.rms_norm import rms_norm
 from pdx.kernels.reference.rope import rope
@@ -23,6 +25,7 @@ __all__ = ["REFERENCE_OPS", "Ops", "ops_for"]
 class Ops:
     """One implementation of each op; shapes and formulas stand in ``kernels/reference/<op>.py``."""
 
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_mul: Callable[[Tensor, Tensor], Tensor]
@@ -31,13 +34,14 @@ class Ops:
 
 
 REFERENCE_OPS = Ops(
+    linear=linear,
     rms_norm=rms_norm,
     rope=rope,
     silu_mul=silu_mul,
     kv_append=kv_append,
     paged_attention=paged_attention,
 )
-_CPU_OPS = replace(REFERENCE_OPS, paged_attention=cpu_paged_attention)
+_CPU_OPS = replace(REFERENCE_OPS, linear=cpu_linear, paged_attention=cpu_paged_attention)
 
 
 def ops_for(device: str) -> Ops:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import Ops
@@ -40,11 +39,12 @@ class CausalLM(nn.Module):
 
     def __init__(self, config: ModelConfig, ops: Ops, layers: Iterable[DecoderLayer]) -> None:
         super().__init__()
+        self._ops = ops
         self.model = _Decoder(config, ops, layers)
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, bias=False)
+            else Linear(config.hidden_size, config.vocab_size, bias=False, ops=ops)
         )
 
     def forward(
@@ -74,7 +74,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows [N, H] -> float32 [N, V]. Ask only for rows that are read: V is large."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return linear(hidden, head.weight).float()
+        return self._ops.linear(hidden, head.weight, None).float()
 
 
 class _Decoder(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from pdx.kernels.ops import Ops
 
@@ -20,15 +20,16 @@ class Linear(nn.Module):
 
     bias: nn.Parameter | None
 
-    def __init__(self, in_size: int, out_size: int, *, bias: bool) -> None:
+    def __init__(self, in_size: int, out_size: int, *, bias: bool, ops: Ops) -> None:
         super().__init__()
+        self._ops = ops
         self.weight = nn.Parameter(torch.empty(out_size, in_size), requires_grad=False)
         bias_value = nn.Parameter(torch.empty(out_size), requires_grad=False) if bias else None
         self.register_parameter("bias", bias_value)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out]."""
-        return linear(x, self.weight, self.bias)
+        """x [T, in] -> [T, out]."""
+        return self._ops.linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
@@ -63,11 +64,11 @@ class SwiGluMlp(nn.Module):
     def __init__(self, size: int, inner_size: int, *, bias: bool, ops: Ops) -> None:
         super().__init__()
         self._ops = ops
-        self.gate_proj = Linear(size, inner_size, bias=bias)
-        self.up_proj = Linear(size, inner_size, bias=bias)
-        self.down_proj = Linear(inner_size, size, bias=bias)
+        self.gate_proj = Linear(size, inner_size, bias=bias, ops=ops)
+        self.up_proj = Linear(size, inner_size, bias=bias, ops=ops)
+        self.down_proj = Linear(inner_size, size, bias=bias, ops=ops)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] -> the same shape."""
+        """x [T, size] -> the same shape."""
         y: Tensor = self.down_proj(self._ops.silu_mul(self.gate_proj(x), self.up_proj(x)))
         return y

@@ -42,10 +42,10 @@ class Qwen3Attention(nn.Module):
         self._scale = config.head_dim**-0.5
         hidden, bias = config.hidden_size, config.attention_bias
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = Linear(hidden, q_size, bias=bias)
-        self.k_proj = Linear(hidden, kv_size, bias=bias)
-        self.v_proj = Linear(hidden, kv_size, bias=bias)
-        self.o_proj = Linear(q_size, hidden, bias=bias)
+        self.q_proj = Linear(hidden, q_size, bias=bias, ops=ops)
+        self.k_proj = Linear(hidden, kv_size, bias=bias, ops=ops)
+        self.v_proj = Linear(hidden, kv_size, bias=bias, ops=ops)
+        self.o_proj = Linear(q_size, hidden, bias=bias, ops=ops)
         # One weight for all heads of a kind.
         self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps, ops)
         self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps, ops)

@@ -1,0 +1,41 @@
+"""Linear layers: every way of computing them, at the numbers of rows where one takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pdx.kernels.cpu.linear import linear as cpu_linear
+from pdx.kernels.reference.linear import linear
+
+# Against float64: one rounding to the dtype of outputs up to 16 in size, whose halves of a unit in
+# the last place are 4e-7, 2^-5 and 2^-8; float32 also adds up with errors of its own.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
+
+
+@pytest.mark.parametrize("implementation", [linear, cpu_linear], ids=["reference", "cpu"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 8, 63, 64, 65, 130])
+@pytest.mark.parametrize(("in_size", "out_size"), [(96, 40), (33, 1), (1, 17)])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+def test_rows_are_the_formulas(
+    implementation: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    dtype: torch.dtype,
+    num_rows: int,
+    in_size: int,
+    out_size: int,
+    has_bias: bool,
+) -> None:
+    x = torch.randn(num_rows, in_size).to(dtype)
+    weight = (torch.randn(out_size, in_size) / in_size**0.5).to(dtype)
+    bias = torch.randn(out_size).to(dtype) if has_bias else None
+    before = x.clone()
+    y = implementation(x, weight, bias)
+    assert (y.dtype, y.shape) == (dtype, (num_rows, out_size))
+    assert y.is_contiguous()
+    assert torch.equal(x, before)
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    assert float((y.double() - expected).abs().amax() if num_rows else 0) < TOLERANCE[dtype]
