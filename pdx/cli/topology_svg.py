@@ -159,7 +159,9 @@ class _Drawing:
             return groups[0].why
         chosen = {choice.nic.name for group in groups for choice in group.nics}
         gpus = "1 GPU" if len(groups) == 1 else f"{len(groups)} GPUs"
-        return f"{gpus}, served by {len(chosen)} NIC{'' if len(chosen) == 1 else 's'}"
+        ours = sum(group.gpu is not None and group.gpu.problem is None for group in groups)
+        whose = "" if ours == len(groups) else f" ({ours} for this process)"
+        return f"{gpus}{whose}, served by {len(chosen)} NIC{'' if len(chosen) == 1 else 's'}"
 
 
 def _depth(branch: Branch) -> int:

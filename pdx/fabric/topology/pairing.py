@@ -96,12 +96,12 @@ def _gpus_to_serve(machine: Machine, nics: list[Nic]) -> list[Gpu]:
 def _deal(paths: list[list[Path]]) -> list[list[int]]:
     """NIC indices for each GPU."""
     num_gpus, num_nics = len(paths), len(paths[0])
-    costs = _costs(paths)
     if num_nics < num_gpus:
-        return _share(costs)
-    best, reach = _deal_equally(costs, 1), None
+        return _share(_costs(paths, num_nics, num_gpus))
+    best: list[list[int]] = []
+    reach = None
     for each in range(1, num_nics // num_gpus + 1):
-        dealt = _deal_equally(costs, each)
+        dealt = _deal_equally(_costs(paths, each, 1), each)
         farthest = max(paths[g][n].distance.rank for g in range(num_gpus) for n in dealt[g])
         if reach is not None and farthest > reach:
             break
@@ -109,9 +109,11 @@ def _deal(paths: list[list[Path]]) -> list[list[int]]:
     return best
 
 
-def _costs(paths: list[list[Path]]) -> list[list[int]]:
+def _costs(paths: list[list[Path]], num_nics_each: int, num_gpus_each: int) -> list[list[int]]:
     """What each pair costs: one that is farther costs more than all nearer ones together; then
-    short ways are better; then the n-th NIC goes with the n-th GPU.
+    short ways are better; then the first GPU gets the first NICs.
+
+    ``num_nics_each`` NICs go to ``num_gpus_each`` GPUs.
     """
     num_gpus, num_nics = len(paths), len(paths[0])
     pairs = max(num_gpus, num_nics)
@@ -123,7 +125,7 @@ def _costs(paths: list[list[Path]]) -> list[list[int]]:
             lengths * (pairs + 1) ** path.distance.rank
             + places * path.length
             # Convex, so that equal ones are dealt in order.
-            + (g * num_nics - n * num_gpus) ** 2
+            + (g * num_nics_each - n * num_gpus_each) ** 2
             for n, path in enumerate(row)
         ]
         for g, row in enumerate(paths)
