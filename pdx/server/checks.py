@@ -22,7 +22,7 @@ from pdx.server.bodies import (
     TokenizeBody,
     parse_body,
 )
-from pdx.server.messages import checked_messages, checked_tools
+from pdx.server.messages import checked_messages, checked_tools, num_chars
 from pdx.server.sampling import SamplingDefaults, sampling_of_choices
 from pdx.text.chat_template import ChatTemplate
 from pdx.text.reasoning import THINK_START
@@ -203,7 +203,7 @@ class RequestChecker:
                 add_generation_prompt=generate,
             )
 
-        size = sum(len(message["content"]) for message in messages)
+        size = sum(map(num_chars, messages))
         text = await self._maybe_in_thread(size > _INLINE_CHARS, render)
         if not text:
             raise InvalidRequest("the chat template makes an empty prompt", param="messages")

@@ -11,7 +11,7 @@ from typing import Any
 from pdx.errors import InvalidRequest
 from pdx.text.chat_template import ChatTemplate
 
-__all__ = ["checked_messages", "checked_tools"]
+__all__ = ["checked_messages", "checked_tools", "num_chars"]
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -54,14 +54,21 @@ def checked_tools(
     return tools
 
 
+def num_chars(message: Mapping[str, Any]) -> int:
+    """About how long a message's text is."""
+    content = message["content"]
+    if isinstance(content, str):
+        return len(content)
+    texts = (part.get("text") for part in content or () if isinstance(part, Mapping))
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
 def _checked_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise _refusal(f"{where}.role must be a string")
     calls = message.get("tool_calls")
     content = message.get("content")
-    if content is None and calls:
-        content = ""  # templates join contents without looking
-    if not isinstance(content, str | list):
+    if not (isinstance(content, str | list) or (content is None and calls)):
         raise _refusal(f"{where}.content must be a string or a list of parts")
     checked = {**message, "content": content}
     if calls is not None:

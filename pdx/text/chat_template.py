@@ -9,7 +9,7 @@ templates are written in (trimmed blocks, loop controls, ``raise_exception``, ``
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ class ChatTemplate:
         self.tags_tool_calls = CALL_START in both
         #: The model thinks between tags (see ``pdx.text.reasoning``).
         self.tags_reasoning = THINK_END in both
+        self._knows_calls = "tool_calls" in both
         self._knows_developer = "developer" in both
 
     @classmethod
@@ -110,15 +111,20 @@ class ChatTemplate:
                 f"chat_template_kwargs cannot set {name}", param="chat_template_kwargs"
             )
         template = self._tool_template if tools else self._template
-        try:
+        flat = [self._flat(message) for message in messages]
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
             return template.render(
                 **self._special_tokens,
                 **variables,
-                messages=[self._flat(message) for message in messages],
+                messages=messages,
                 tools=tools or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
+
+        try:
+            return _with_either_arguments(render, flat)
         except _TEMPLATE_FAILURES as error:
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {error}", param="messages"
@@ -127,9 +133,35 @@ class ChatTemplate:
     def _flat(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message as templates know them: with a text, and no role of a later date."""
         flat = {**message, **_flat_content(message)}
+        if flat.get("content") is None and not self._knows_calls:
+            flat["content"] = ""  # it joins contents without looking; others look for None
         if flat.get("role") == "developer" and not self._knows_developer:
             flat["role"] = "system"
         return flat
+
+
+def _with_either_arguments(
+    render: Callable[[Sequence[Mapping[str, Any]]], str], messages: Sequence[Mapping[str, Any]]
+) -> str:
+    """Most templates want the arguments of earlier tool calls as objects. Some (DeepSeek's) join
+    them to a text, which only JSON can be."""
+    try:
+        return render(messages)
+    except TypeError:
+        if not any(message.get("tool_calls") for message in messages):
+            raise
+        return render([_with_text_arguments(message) for message in messages])
+
+
+def _with_text_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [{**c, "function": _as_text(c["function"])} for c in calls]}
+
+
+def _as_text(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {**function, "arguments": _to_json(function["arguments"])}
 
 
 def _compile(source: str) -> jinja2.Template:

@@ -25,7 +25,7 @@ TEMPLATE = (
     "{% if tools %}Tools:{% for t in tools %} {{ t | tojson }}{% endfor %}"
     " Call with <tool_call></tool_call>.\n{% endif %}"
     "{% for m in messages %}<|im_start|>"
-    "{{ m.role }}{{ ' (' + m.name + ')' if m.name else '' }}\n{{ m.content }}"
+    "{{ m.role }}{{ ' (' + m.name + ')' if m.name else '' }}\n{{ m.content or '' }}"
     "{% for c in m.tool_calls or [] %}<tool_call>"
     "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}"
     "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"

@@ -128,6 +128,26 @@ def test_developer_is_the_system_to_a_template_that_does_not_know_it() -> None:
     assert render("{% if messages[0].role == 'developer' %}yes{% endif %}", message) == "yes"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].tool_calls[0].function.arguments | tojson }}",
+        "{{ '' + messages[0].tool_calls[0].function.arguments }}",
+    ],
+)
+def test_arguments_of_calls_are_what_the_template_wants(source: str) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "ü"}}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert render(source, [message]) == '{"a": "ü"}'
+
+
+def test_message_of_calls_only_has_no_content_for_a_template_that_knows_calls() -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": []}
+    knows = "{% if messages[0].content is none %}{{ messages[0].tool_calls }}{% endif %}"
+    assert render(knows, [message]) == "[]"
+    assert render("<{{ messages[0].content }}>", [message]) == "<>"
+
+
 def test_generation_prompt_may_be_left_out() -> None:
     rendered = ChatTemplate(CHATML, {}).render(USER, add_generation_prompt=False)
     assert rendered == "<|im_start|>user\nHi<|im_end|>\n"
