@@ -3,6 +3,7 @@ commands import what they need when they run."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from pdx.errors import PdxError
 
 __all__ = ["app", "main"]
 
-_USAGE, _INTERNAL, _INTERRUPTED = 2, 70, 130
+_REFUSED, _USAGE, _INTERNAL, _INTERRUPTED = 1, 2, 70, 130
 
 app = typer.Typer(
     name="pdx",
@@ -69,6 +70,9 @@ def _run() -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _REFUSED
     except Exception as error:  # noqa: BLE001 - the process's edge
         usage = _usage(error)
         if usage is not None:

@@ -62,7 +62,7 @@ def with_settings(
             print_only = given.pop("print_config")
             flags = {each.name: given.pop(each.name) for each in every}
             settings = resolve(
-                every, flags=flags, env=os.environ, file=Path(file) if file else None
+                every, flags=flags, env=os.environ, file=Path(file).expanduser() if file else None
             )
             if print_only:
                 sys.stdout.write(settings.to_toml())

@@ -74,26 +74,32 @@ def serve(
 
 
 async def _serve_nodes(settings: Settings, num_decoders: int) -> None:
+    from pdx.cli.serving import bind
     from pdx.config.model_source import resolve_model
     from pdx.engine.supervisor import Supervisor
     from pdx.messenger.control import parse_address
 
     http = parse_address(settings["http"])
-    resolve_model(settings["model"])  # before anything is started: a wrong name, a download
+    apis = [_nth(http, i) for i in range(num_decoders)]
+    # Before anything is started: a port that is taken, a wrong name, a download.
+    for api in apis:
+        bind(api).close()
+    resolve_model(settings["model"])
     env = settings.to_env() | {"PDX_CONFIG": None, "PDX_PEER": None, "PDX_LISTEN": None}
     supervisor = Supervisor(node_line)
     try:
         line = await supervisor.start("prefill", ["prefill"], env, stage=0)
         node_line("prefill", line)
         peer = line.removeprefix("pdx decode --peer ")
-        for i in range(num_decoders):
-            name = "decode" if num_decoders == 1 else f"decode-{i + 1}"
-            own = {"PDX_PEER": peer, "PDX_HTTP": str(_nth(http, i))}
+        for i, api in enumerate(apis, 1):
+            name = "decode" if num_decoders == 1 else f"decode-{i}"
+            own = {"PDX_PEER": peer, "PDX_HTTP": str(api)}
             url = await supervisor.start(name, ["decode"], env | own, stage=1)
             announce(url)
         status_line(f"{settings['model']} is served; Ctrl-C stops it")
         raise await supervisor.failure()
     finally:
+        status_line("stopping; Ctrl-C again ends all at once")
         await supervisor.stop()
 
 

@@ -9,22 +9,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["COMMANDS", "FOLDER", "help_page"]
+import typer
+
+from pdx.cli.main import app
+
+__all__ = ["FOLDER", "commands", "help_page", "path_of"]
 
 FOLDER = Path(__file__).parent / "help"
-COMMANDS = [
-    "",
-    "serve",
-    "prefill",
-    "decode",
-    "chat",
-    "generate",
-    "inspect",
-    "inspect model",
-    "bench",
-    "bench serve",
-]
+
+
+def commands() -> list[str]:
+    """Every command, without its `pdx`; the empty one is `pdx` itself."""
+
+    def below(command: Any, name: str) -> list[str]:
+        children = getattr(command, "commands", {})
+        return [name, *(n for key, c in children.items() for n in below(c, f"{name} {key}"))]
+
+    return [name.strip() for name in below(typer.main.get_command(app), "")]
 
 
 def help_page(command: str) -> str:
@@ -49,5 +52,7 @@ def path_of(command: str) -> Path:
 
 
 if __name__ == "__main__":
-    for each in COMMANDS:
+    for stale in FOLDER.glob("*.txt"):
+        stale.unlink()
+    for each in commands():
         path_of(each).write_text(help_page(each), "utf-8")

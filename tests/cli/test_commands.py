@@ -11,11 +11,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 
 from pdx import __version__
-from pdx.cli.main import app
-from tests.cli.help_pages import COMMANDS, help_page, path_of
+from tests.cli.help_pages import FOLDER, commands, help_page, path_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,20 +31,14 @@ def pdx(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", commands())
 def test_help_pages_are_as_they_were_read(command: str) -> None:
-    """Changed on purpose: python tests/cli/help_pages.py, then read the difference."""
+    """Changed on purpose: python -m tests.cli.help_pages, then read the difference."""
     assert help_page(command) == path_of(command).read_text("utf-8")
 
 
-def test_every_command_has_a_help_page() -> None:
-    def names(command: object, name: str) -> list[str]:
-        children = getattr(command, "commands", {})
-        return [name, *(n for key, c in children.items() for n in names(c, f"{name} {key}"))]
-
-    assert sorted(name.strip() for name in names(typer.main.get_command(app), "")) == sorted(
-        COMMANDS
-    )
+def test_every_help_page_belongs_to_a_command() -> None:
+    assert {path_of(command) for command in commands()} == set(FOLDER.iterdir())
 
 
 def test_the_reference_is_what_its_script_writes() -> None:
@@ -168,3 +160,18 @@ def test_json_logs_are_one_object_a_line_errors_included(tmp_path: Path) -> None
     assert line["level"] == "error"
     assert line["pid"] > 0
     assert "is neither a folder nor" in line["message"]
+
+
+def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path: Path) -> None:
+    file = tmp_path / "pdx.toml"
+    file.write_text(f'[model]\nmodel = "{"x" * 200_000}"\n')
+    command = f"{sys.executable} -m pdx prefill --print-config --config {file} | head -c 1"
+    run = subprocess.run(
+        ["bash", "-c", f'{command}; echo " ${{PIPESTATUS[0]}}"'],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert run.stderr == ""
+    assert run.stdout.split()[-1] == "1"

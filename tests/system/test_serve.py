@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.system.nodes import (
     end,
     is_alive,
     read_announcement,
+    run_to_end,
     start,
     wait_until,
 )
@@ -160,3 +162,26 @@ def test_a_client_that_leaves_a_colocated_node_frees_its_pages(
         call.leave()
         served.wait_count("aborted", 1)
         wait_until(lambda: is_idle(served), timeout_s=5, what="the node is clean")
+
+
+def test_a_second_ctrl_c_ends_a_node_that_does_not_stop(tiny_llama: Path, tmp_path: Path) -> None:
+    with serving(tiny_llama, tmp_path / "log") as served:
+        family = served.family()
+        stuck = pid_of(served, "decode")
+        os.kill(stuck, signal.SIGSTOP)
+        served.signal(signal.SIGINT)
+        wait_until(lambda: "stopping" in served.stderr(), timeout_s=5, what="it says that it stops")
+        assert served.process.poll() is None
+        served.signal(signal.SIGINT)
+        assert served.process.wait(timeout=5) == 0
+        wait_until(lambda: not any(map(is_alive, family)), timeout_s=5, what=f"{family} end")
+
+
+def test_a_taken_port_is_said_before_a_node_starts(tiny_llama: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        http = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["serve", str(tiny_llama), "--http", http]
+        code, _, said = run_to_end(arguments, tmp_path / "log", timeout_s=20)
+    assert code == 1
+    assert "the address is already in use" in said
+    assert "[prefill]" not in said
