@@ -27,6 +27,22 @@ _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25
 _SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 
 
+class _Family:
+    """Declares metrics in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self._registry)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, registry=self._registry, buckets=buckets)
+
+
 class ServingMetrics:
     """``counts`` gives the primary's latest counts, ``num_streams`` how many streams run."""
 
@@ -38,55 +54,37 @@ class ServingMetrics:
         counts: Callable[[], Mapping[str, int]],
         num_streams: Callable[[], int],
     ) -> None:
-        self._registry = registry = CollectorRegistry(auto_describe=True)
         # Series that nobody plots.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, registry=registry, buckets=buckets)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        Gauge("pdx_build_info", "1.", ["version", "model"], registry=registry).labels(
-            version, model
-        ).set(1)
-        Gauge("pdx_streams_running", "Streams that run.", registry=registry).set_function(
-            num_streams
-        )
-        self._http = counter(
+        self._registry = CollectorRegistry(auto_describe=True)
+        new = _Family(self._registry)
+        new.gauge("pdx_build_info", "1.", "version", "model").labels(version, model).set(1)
+        new.gauge("pdx_streams_running", "Streams that run.").set_function(num_streams)
+        self._registry.register(_NodeCounts(counts))
+        self._transfers = _TransferMetrics(new)
+        self._http = new.counter(
             "pdx_http_requests", "HTTP requests by route and status.", "route", "status"
         )
-        self._failures = counter(
+        self._failures = new.counter(
             "pdx_failures", "Requests that ended in an error, by its kind.", "kind"
         )
-        self._ends = counter("pdx_streams_ended", "Streams by how they ended.", "end")
-        self._first_token = histogram(
+        self._ends = new.counter("pdx_streams_ended", "Streams by how they ended.", "end")
+        self._first_token = new.histogram(
             "pdx_time_to_first_token_seconds", "From a request's arrival (TTFT).", _LONG_S
         )
-        self._gap = histogram("pdx_inter_token_seconds", "Between two tokens (ITL).", _SHORT_S)
-        self._duration = histogram(
-            "pdx_request_seconds", "From a request's arrival to the end of its answer.", _LONG_S
+        self._gap = new.histogram("pdx_inter_token_seconds", "Between two tokens (ITL).", _SHORT_S)
+        self._duration = new.histogram(
+            "pdx_request_seconds", "From a request's arrival to the end of its stream.", _LONG_S
         )
-        self._queue = histogram(
-            "pdx_queue_seconds", "From arrival to the start of the prefill's request.", _LONG_S
+        self._prompt_tokens = new.counter(
+            "pdx_prompt_tokens", "Prompt tokens of streams that began."
         )
-        self._prompt_tokens = counter("pdx_prompt_tokens", "Prompt tokens of streams that began.")
-        self._prompt_sources = counter(
+        self._prompt_sources = new.counter(
             "pdx_prompt_tokens_by_source",
             "Prompt tokens by where their KV came from; unknown where a stream was cut short.",
             "source",
         )
-        self._generated = counter("pdx_generated_tokens", "Tokens generated.")
-        self._transfer_bytes = counter("pdx_transfer_bytes", "KV bytes received.")
-        self._transfer_s = histogram(
-            "pdx_transfer_seconds", "From asking a prefiller to the last byte.", _LONG_S
-        )
-        self._hidden_share = histogram(
-            "pdx_transfer_hidden_ratio", "Share of a transfer hidden behind compute.", _SHARES
-        )
-        self._retries = counter("pdx_transfer_retries", "Transfers that were made again.")
-        registry.register(_NodeCounts(counts))
+        self._generated = new.counter("pdx_generated_tokens", "Tokens generated.")
 
     def scrape(self) -> bytes:
         """The page for Prometheus."""
@@ -126,13 +124,34 @@ class ServingMetrics:
         remote = timeline.prompt_len - 1 if timeline.prefiller is not None else 0
         self._prompt_sources.labels("remote").inc(remote)
         self._prompt_sources.labels("local").inc(timeline.prompt_len - remote)
+        self._transfers.add(timeline)
+
+
+class _TransferMetrics:
+    """The KV's way from prefillers to this node."""
+
+    def __init__(self, new: _Family) -> None:
+        self._queue_s = new.histogram(
+            "pdx_queue_seconds", "From arrival to asking a prefiller.", _LONG_S
+        )
+        self._num_bytes = new.counter("pdx_transfer_bytes", "KV bytes received.")
+        self._seconds = new.histogram(
+            "pdx_transfer_seconds", "From asking a prefiller to the last byte.", _LONG_S
+        )
+        self._hidden_ratio = new.histogram(
+            "pdx_transfer_hidden_ratio", "Share of a transfer hidden behind compute.", _SHARES
+        )
+        self._retries = new.counter("pdx_transfer_retries", "Transfers that were made again.")
+
+    def add(self, timeline: RequestTimeline) -> None:
+        """Count what a finished stream's timeline says."""
         if timeline.dispatched_s is not None:
-            self._queue.observe(timeline.dispatched_s)
+            self._queue_s.observe(timeline.dispatched_s)
             if timeline.arrived_s is not None:
-                self._transfer_s.observe(timeline.arrived_s - timeline.dispatched_s)
-        self._transfer_bytes.inc(timeline.transfer_bytes)
+                self._seconds.observe(timeline.arrived_s - timeline.dispatched_s)
+        self._num_bytes.inc(timeline.transfer_bytes)
         if timeline.hidden_share is not None:
-            self._hidden_share.observe(timeline.hidden_share)
+            self._hidden_ratio.observe(timeline.hidden_share)
         self._retries.inc(timeline.num_retries)
 
 
