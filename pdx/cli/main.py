@@ -64,7 +64,9 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        return app(standalone_mode=False, prog_name="pdx") or 0
+        code = app(standalone_mode=False, prog_name="pdx") or 0
+        sys.stdout.flush()
+        return code
     except PdxError as error:
         print_error(error.message, error.hint)
         return error.exit_code

@@ -21,6 +21,8 @@ from pdx.errors import ConfigError
 __all__ = ["Settings", "all_settings", "read_file", "resolve"]
 
 Config = TypeVar("Config")
+#: Where the origins of a printed file's values stand at most.
+_COMMENT_COLUMN = 48
 
 
 def all_settings() -> list[Setting]:
@@ -67,8 +69,8 @@ class Settings:
             if each.required and self.values[each.name] is None:
                 raise ConfigError(
                     f"{each.label} is missing: {each.doc}",
-                    hint=f"give {each.label}, {each.env}, or {each.key} under [{each.section}] in a "
-                    "--config file",
+                    hint=f"give {each.label}, {each.env}, or {each.key} under [{each.section}] "
+                    "in a --config file",
                 )
 
     def to_env(self) -> dict[str, str | None]:
@@ -87,7 +89,7 @@ class Settings:
             rows = [self._row(each) for each in self.declared if each.section == section]
             if not rows:
                 continue
-            width = max(len(assignment) for assignment, _ in rows)
+            width = min(max(len(assignment) for assignment, _ in rows), _COMMENT_COLUMN)
             lines += [*([""] if lines else []), f"[{section}]"]
             lines += [f"{assignment:<{width}}  # {comment}" for assignment, comment in rows]
         return "\n".join(lines) + "\n"

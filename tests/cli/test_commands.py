@@ -164,14 +164,15 @@ def test_json_logs_are_one_object_a_line_errors_included(tmp_path: Path) -> None
 
 def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path: Path) -> None:
     file = tmp_path / "pdx.toml"
-    file.write_text(f'[model]\nmodel = "{"x" * 200_000}"\n')
-    command = f"{sys.executable} -m pdx prefill --print-config --config {file} | head -c 1"
-    run = subprocess.run(
-        ["bash", "-c", f'{command}; echo " ${{PIPESTATUS[0]}}"'],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
-    assert run.stderr == ""
-    assert run.stdout.split()[-1] == "1"
+    file.write_text(f'[model]\nmodel = "{"x" * 1_000_000}"\n')
+    with subprocess.Popen(
+        [sys.executable, "-m", "pdx", "prefill", "--print-config", "--config", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": ""},  # unbuffered, Python loses what does not fit
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == b"["
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=20) == 1
