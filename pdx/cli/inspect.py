@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from pdx.cli import inspect_model, inspect_topology
+from pdx.cli import inspect_fabric, inspect_model, inspect_topology
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="inspect",
-    help="Look at a model, without serving it.",
+    help="Look at a model, or at this machine, without serving anything.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command("model")(inspect_model.model)
 app.command("topology")(inspect_topology.topology)
+app.command("fabric")(inspect_fabric.fabric)
 
 
 @app.callback()
