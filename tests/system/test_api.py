@@ -253,11 +253,15 @@ def test_clients_that_leave_free_their_place(pair: Pair) -> None:
 def test_refusals_cost_the_prefiller_nothing(
     pair: Pair, path: str, body: dict[str, Any], status: int, stream_it: bool
 ) -> None:
-    before = pair.decoder.health()["counts"]
+    before = samples(pair)
     answer = pair.decoder.client.post(pair.decoder.url + path, json=body | {"stream": stream_it})
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert pair.decoder.health()["counts"] == before
+    # No stream was made: nobody has been asked for work.
+    after = samples(pair)
+    streams = {name for name in after if name.startswith("pdx_streams_ended_total")}
+    assert {name: before[name] for name in streams} == {name: after[name] for name in streams}
+    assert after["pdx_http_requests_total " + f"/v1{path} {status}"] >= 1
 
 
 def test_prompt_tokens_by_source_add_up(pair: Pair, tiny_prompt_ids: list[int]) -> None:
