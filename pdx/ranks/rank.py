@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from pdx.request.rank import FromRank, RankConfig, RankFailed, RankLoading, Rank
 
 __all__ = ["RankProcess", "how_it_ended"]
 
+logger = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(FromRank)
 _NUM_FDS = 3
 _LAST_LINES = 20
@@ -188,12 +190,11 @@ class RankProcess:
         )
 
     async def _pump_stderr(self, stream: asyncio.StreamReader) -> None:
-        """The rank's stderr goes to ours, and its last lines into the error if it dies."""
+        """The rank's stderr goes to our log, and its last lines into the error if it dies."""
         while line := await stream.readline():
-            text = line.decode(errors="replace")
-            self._stderr_lines.append(text.rstrip())
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            text = line.decode(errors="replace").rstrip()
+            self._stderr_lines.append(text)
+            logger.warning("rank: %s", text)
 
     async def _obituary(self) -> WorkerError:
         assert self._process is not None
