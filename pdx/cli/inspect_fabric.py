@@ -176,7 +176,7 @@ def _as_tables(report: _Report) -> list[Table]:
 def _limits(providers: tuple[ProviderInfo, ...]) -> Table:
     facts: dict[str, Callable[[ProviderInfo], str]] = {
         "version": lambda each: each.version or "-",
-        "domains": lambda each: ", ".join(each.domains),
+        "domains": lambda each: _few(each.domains),
         "largest write": lambda each: _number(each.max_msg_bytes, "unlimited"),
         "injected write": lambda each: _number(each.inject_bytes),
         "writes in flight": lambda each: _number(each.tx_entries),
@@ -193,6 +193,11 @@ def _limits(providers: tuple[ProviderInfo, ...]) -> Table:
         rows=tuple(rows),
         note="sizes in bytes; writes in flight are per endpoint",
     )
+
+
+def _few(names: tuple[str, ...]) -> str:
+    """Names of one column: a machine can have 32 of them."""
+    return ", ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _number(value: int | None, none: str = "-") -> str:

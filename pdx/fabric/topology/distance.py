@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pdx.fabric.topology.machine import NumaNode, PciPlace
 
-__all__ = ["Distance", "Path", "bridge_name", "measure"]
+__all__ = ["Distance", "Way", "bridge_name", "measure"]
 
 
 class Distance(enum.Enum):
@@ -27,7 +27,7 @@ class Distance(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class Way:
     """The way between two devices."""
 
     distance: Distance
@@ -37,10 +37,10 @@ class Path:
     why: str
 
 
-def measure(a: PciPlace | None, b: PciPlace | None, nodes: Mapping[int, NumaNode]) -> Path:
+def measure(a: PciPlace | None, b: PciPlace | None, nodes: Mapping[int, NumaNode]) -> Way:
     """The way between two devices; None stands for one that has no place on the bus."""
     if a is None or b is None:
-        return Path(distance=Distance.UNKNOWN, length=0, why="it has no place on the PCI bus")
+        return Way(distance=Distance.UNKNOWN, length=0, why="it has no place on the PCI bus")
     shared = 0
     for ours, theirs in zip(a.bridges, b.bridges, strict=False):
         if ours != theirs:
@@ -50,10 +50,10 @@ def measure(a: PciPlace | None, b: PciPlace | None, nodes: Mapping[int, NumaNode
     if shared >= 2:
         # Whether a switch or a plain bridge, traffic need not pass the host bridge.
         why = f"below the same {bridge_name(a.bridges[:shared])}"
-        return Path(distance=Distance.SWITCH, length=hops, why=why)
+        return Way(distance=Distance.SWITCH, length=hops, why=why)
     if shared == 1:
         why = f"on the same {bridge_name(a.bridges[:shared])}"
-        return Path(distance=Distance.HOST_BRIDGE, length=hops, why=why)
+        return Way(distance=Distance.HOST_BRIDGE, length=hops, why=why)
     return _over_numa(a.numa_node, b.numa_node, hops, nodes)
 
 
@@ -63,13 +63,13 @@ def bridge_name(bridges: Sequence[str]) -> str:
     return f"{kind} {bridges[-1]}"
 
 
-def _over_numa(a: int | None, b: int | None, hops: int, nodes: Mapping[int, NumaNode]) -> Path:
+def _over_numa(a: int | None, b: int | None, hops: int, nodes: Mapping[int, NumaNode]) -> Way:
     if a is None or b is None:
         why = "a NUMA node is not told, and they share no PCI bridge"
-        return Path(distance=Distance.UNKNOWN, length=0, why=why)
+        return Way(distance=Distance.UNKNOWN, length=0, why=why)
     if a == b:
         why = f"on the same NUMA node ({a}), without a common PCI bridge"
-        return Path(distance=Distance.NUMA, length=hops, why=why)
+        return Way(distance=Distance.NUMA, length=hops, why=why)
     told = dict(nodes[a].distances) if a in nodes else {}
     why = f"on another NUMA node ({b}, not {a})"
-    return Path(distance=Distance.OTHER_NUMA, length=told.get(b, 0), why=why)
+    return Way(distance=Distance.OTHER_NUMA, length=told.get(b, 0), why=why)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pdx.fabric.topology.assignment import assign
 from pdx.fabric.topology.candidates import choose_candidates
-from pdx.fabric.topology.distance import Distance, Path, measure
+from pdx.fabric.topology.distance import Distance, Way, measure
 from pdx.fabric.topology.machine import Gpu, Machine, Nic, NicKind
 
 __all__ = ["DomainGroup", "NicChoice", "Pairing", "pair"]
@@ -93,7 +93,7 @@ def _gpus_to_serve(machine: Machine, nics: list[Nic]) -> list[Gpu]:
     return ours if ours and has_own_share else gpus
 
 
-def _deal(paths: list[list[Path]]) -> list[list[int]]:
+def _deal(paths: list[list[Way]]) -> list[list[int]]:
     """NIC indices for each GPU."""
     num_gpus, num_nics = len(paths), len(paths[0])
     if num_nics < num_gpus:
@@ -109,7 +109,7 @@ def _deal(paths: list[list[Path]]) -> list[list[int]]:
     return best
 
 
-def _costs(paths: list[list[Path]], num_nics_each: int, num_gpus_each: int) -> list[list[int]]:
+def _costs(paths: list[list[Way]], num_nics_each: int, num_gpus_each: int) -> list[list[int]]:
     """What each pair costs: one that is farther costs more than all nearer ones together; then
     short ways are better; then the first GPU gets the first NICs.
 
@@ -148,7 +148,7 @@ def _share(costs: list[list[int]]) -> list[list[int]]:
     return [[column % num_nics] for column in assign(rows)]
 
 
-def _choice(nic: Nic, path: Path) -> NicChoice:
+def _choice(nic: Nic, path: Way) -> NicChoice:
     return NicChoice(nic=nic, distance=path.distance, why=path.why)
 
 
@@ -168,7 +168,7 @@ def _why_host(nics: list[Nic]) -> str:
 
 
 def _why(
-    g: int, dealt: list[list[int]], gpus: list[Gpu], nics: list[Nic], paths: list[list[Path]]
+    g: int, dealt: list[list[int]], gpus: list[Gpu], nics: list[Nic], paths: list[list[Way]]
 ) -> str:
     own = dealt[g]
     if not own:

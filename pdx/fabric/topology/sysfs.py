@@ -10,6 +10,8 @@ from pathlib import Path
 
 __all__ = ["entries", "parse_list", "read_int", "read_number", "read_text", "real_path"]
 
+#: Longer numbers count no CPUs.
+_DIGITS = 6
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -57,6 +59,7 @@ def parse_list(text: str | None) -> tuple[int, ...]:
     numbers: set[int] = set()
     for part in (text or "").split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdecimal() and (not last or last.isdecimal()):
-            numbers.update(range(int(first), int(last or first) + 1))
+        ends = (first, last or first)
+        if all(end.isdecimal() and len(end) < _DIGITS for end in ends):
+            numbers.update(range(int(ends[0]), int(ends[1]) + 1))
     return tuple(sorted(numbers))

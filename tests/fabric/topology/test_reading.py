@@ -39,6 +39,7 @@ def nic(name: str, facts: str) -> str:
         ("a-b", ()),
         ("5-", (5,)),
         ("4,1-2", (1, 2, 4)),
+        ("0-99999999999", ()),
     ],
 )
 def test_lists_of_the_kernel(text: str | None, numbers: tuple[int, ...]) -> None:
