@@ -1,0 +1,444 @@
+"""The simulated network: nodes, endpoints, and what is on its way between them. The adversary.
+
+It does what the measured providers were seen to do, in the worst order that the seed finds:
+    - writes land in any order, each after a delay of its own; a write's immediate comes after its
+      own bytes and says nothing of other writes;
+    - on "tcp" a completion means that the bytes were taken, and may come before they land; on "shm"
+      the target pulls, so completions come after the landing, and a peer that was killed raises no
+      error at all;
+    - after a reset, writes reported good may never arrive, and writes reported failed may arrive;
+    - closing an endpoint is the only thing that stops what is on its way to it.
+Nothing is ever duplicated, and no bytes are altered: the providers rule that out.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pdx.fabric.interface import Provider
+from pdx.fabric.simulated.conditions import Clock, Conditions
+from pdx.fabric.simulated.imm import ImmLayout
+from pdx.fabric.simulated.link import Link, Operation, OpKind
+from pdx.fabric.simulated.memory import AddressSpace
+from pdx.fabric.simulated.transfer import Write, WriteShape
+
+if TYPE_CHECKING:
+    from pdx.fabric.simulated.worker import Worker
+
+__all__ = ["Endpoint", "Landing", "Node", "SimulatedNetwork"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """Bytes of one write have just landed: for whoever checks invariants."""
+
+    source_node: str
+    target_node: str
+    #: The receiving fabric's link.
+    target_link: int
+    imm: int
+    write: Write
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A process that may stop or die. A restarted one is another Node of the same name."""
+
+    name: str
+    pid: int
+    dead: bool = False
+    paused_at_ns: int | None = None
+    #: What would have run in it, or landed in it, while it is stopped.
+    backlog: list[Callable[[], None]] = field(default_factory=list)
+    endpoints: list[Endpoint] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """One link's place on the network."""
+
+    name: bytes
+    node: Node
+    provider: Provider
+    worker: Worker
+    link: Link
+    closed: bool = False
+    #: Its connection was reset for good: nothing more gets through it.
+    broken: bool = False
+    outbound: dict[_Flight, None] = field(default_factory=dict)
+    inbound: dict[_Flight, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """One operation between two endpoints."""
+
+    source: Endpoint
+    target: Endpoint
+    operation: Operation
+    #: The bytes, once they were read from the source.
+    data: list[bytes] | None = None
+    #: What the writer will be told.
+    code: int = 0
+    reported: bool = False
+    delivered: bool = False
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class _Path:
+    """From one node to another."""
+
+    cut: bool = False
+    slowness: float = 1.0
+    busy_until_ns: float = 0.0
+    held: list[_Flight] = field(default_factory=list)
+
+
+class SimulatedNetwork:
+    """One machine room. Everything random comes from ``rng``, all time from ``clock``: the same
+    seed gives the same history.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        clock: Clock,
+        *,
+        conditions: Conditions | None = None,
+        imm_layout: ImmLayout | None = None,
+        write_shape: WriteShape | None = None,
+    ) -> None:
+        self.conditions = conditions or Conditions()
+        self.imm_layout = imm_layout or ImmLayout()
+        self.write_shape = write_shape or WriteShape()
+        self.memory = AddressSpace()
+        #: Called at each landing of pages.
+        self.on_landing: Callable[[Landing], None] | None = None
+        self._rng = rng
+        self._clock = clock
+        self._nodes: dict[str, Node] = {}
+        self._endpoints: dict[bytes, Endpoint] = {}
+        self._paths: dict[tuple[str, str], _Path] = {}
+        self._gone: dict[bytes, list[Callable[[], None]]] = {}
+        self._next_id = 1
+
+    # ---- for workers ----------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        """Virtual time."""
+        return self._clock.now_ns()
+
+    def draw_worker_ns(self) -> int:
+        """How long a thread takes to notice something."""
+        return self._draw(self.conditions.worker_ns)
+
+    def take_id(self) -> int:
+        """A number that nothing else in this room has."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def take_key(self) -> int:
+        """64 random bits."""
+        return self._rng.getrandbits(64)
+
+    def defer(self, node: Node, delay_ns: int, callback: Callable[[], None]) -> None:
+        """Run a callback in a node later: when it is resumed, if it is stopped then, and never if
+        it is dead.
+        """
+        self._clock.call_at(self.now_ns() + delay_ns, partial(self._run_in, node, callback))
+
+    def add_endpoint(self, node: Node, provider: Provider, worker: Worker, link: Link) -> Endpoint:
+        """A place on the network, open at once."""
+        endpoint = Endpoint(f"sim-{self.take_id()}".encode(), node, provider, worker, link)
+        self._endpoints[endpoint.name] = endpoint
+        node.endpoints.append(endpoint)
+        return endpoint
+
+    def when_gone(self, name: bytes, callback: Callable[[], None]) -> None:
+        """Call once the endpoint is closed or its process is dead."""
+        if name in self._endpoints:
+            self._gone.setdefault(name, []).append(callback)
+        else:
+            callback()
+
+    def owner(self, name: bytes) -> Node | None:
+        """The living process that has this endpoint."""
+        endpoint = self._endpoints.get(name)
+        return None if endpoint is None else endpoint.node
+
+    def post(self, source: Endpoint, operation: Operation) -> bool:
+        """Take an operation. False: refused for the moment."""
+        if self._rng.random() < self.conditions.refusal_rate:
+            return False
+        assert source.link.peer is not None
+        target = self._endpoints.get(source.link.peer.name)
+        if target is None or source.broken:
+            if source.provider == "tcp":
+                error = partial(source.worker.on_complete, operation, errno.ECONNRESET)
+                self.defer(source.node, self._draw(self.conditions.completion_ns), error)
+            return True
+        flight = _Flight(source, target, operation)
+        source.outbound[flight] = None
+        target.inbound[flight] = None
+        self._clock.call_at(self._landing_ns(flight), partial(self._land, flight))
+        if source.provider == "tcp":
+            self._report_later(flight)
+        return True
+
+    def close_all(self, node: Node, worker: Worker) -> None:
+        """Close every endpoint of a worker."""
+        for endpoint in list(node.endpoints):
+            if endpoint.worker is worker:
+                self.close(endpoint)
+
+    def close(self, endpoint: Endpoint) -> None:
+        """Nothing lands in it from here on. The fence."""
+        if endpoint.closed:
+            return
+        endpoint.closed = True
+        del self._endpoints[endpoint.name]
+        endpoint.node.endpoints.remove(endpoint)
+        for flight in list(endpoint.inbound):
+            self._lose(flight)
+            # The writer hears of some at once, and of the rest from what it posts next.
+            heard = endpoint.provider == "tcp" and not self._path(flight.source, endpoint).cut
+            if heard and self._choose(None):
+                flight.code = flight.code or errno.ECONNRESET
+                self._report_later(flight)
+        if endpoint.provider == "tcp":
+            for flight in list(endpoint.outbound):
+                # What was not read yet never will be; the rest is in the sockets.
+                if flight.data is None or self._rng.random() < 0.5:
+                    self._lose(flight)
+        for callback in self._gone.pop(endpoint.name, []):
+            callback()
+
+    # ---- faults ---------------------------------------------------------------------------------
+
+    def node(self, name: str) -> Node:
+        """The living node of this name; a new one after a kill."""
+        found = self._nodes.get(name)
+        if found is None or found.dead:
+            found = self._nodes[name] = Node(name, pid=self.take_id())
+        return found
+
+    def kill(self, name: str) -> None:
+        """The process dies: SIGKILL. What it gave to the sockets may still arrive."""
+        node = self.node(name)
+        node.dead = True
+        node.backlog.clear()
+        for endpoint in list(node.endpoints):
+            if endpoint.provider == "shm":
+                for flight in list(endpoint.outbound):
+                    self._lose(flight)
+            self.close(endpoint)
+
+    def pause(self, name: str) -> None:
+        """The process is stopped: SIGSTOP."""
+        node = self.node(name)
+        if node.paused_at_ns is None:
+            node.paused_at_ns = self.now_ns()
+
+    def resume(self, name: str) -> None:
+        """SIGCONT. Everything that waited happens now, in an order of the seed."""
+        node = self.node(name)
+        if node.paused_at_ns is None:
+            return
+        gap_ns = self.now_ns() - node.paused_at_ns
+        node.paused_at_ns = None
+        for worker in node.workers:
+            worker.resumed(gap_ns)
+        backlog, node.backlog = node.backlog, []
+        for callback in backlog:
+            self.defer(node, self._draw(self.conditions.worker_ns), callback)
+
+    def cut(self, source: str, target: str) -> None:
+        """Nothing gets from source to target until mend(); what is on its way waits."""
+        self._paths.setdefault((source, target), _Path()).cut = True
+
+    def partition(self, one: str, other: str) -> None:
+        """Cut both ways."""
+        self.cut(one, other)
+        self.cut(other, one)
+
+    def mend(self, one: str, other: str) -> None:
+        """The end of a partition: what waited for it goes on."""
+        for ends in ((one, other), (other, one)):
+            path = self._paths.setdefault(ends, _Path())
+            path.cut = False
+            held, path.held = path.held, []
+            for flight in held:
+                self._clock.call_at(self._landing_ns(flight), partial(self._land, flight))
+
+    def slow(self, source: str, target: str, slowness: float) -> None:
+        """Multiply the time that everything takes from source to target; 1 is normal."""
+        self._paths.setdefault((source, target), _Path()).slowness = slowness
+
+    def reset(
+        self,
+        one: str,
+        other: str,
+        *,
+        lost: bool | None = None,
+        reported_failed: bool | None = None,
+        reconnects: bool | None = None,
+    ) -> None:
+        """The TCP connections between two living nodes are reset.
+
+        Args:
+            lost: whether what is on its way arrives no more; None draws for each operation.
+            reported_failed: whether the writer is told an error; None draws for each.
+            reconnects: whether later operations get through; None draws for each link.
+        """
+        for endpoint in self._between(one, other):
+            for flight in list(endpoint.outbound):
+                if self._choose(reported_failed) and not flight.reported:
+                    flight.code = errno.ECONNRESET
+                if self._choose(lost):
+                    self._lose(flight)
+            if not self._choose(reconnects):
+                endpoint.broken = True
+
+    # ---- flights --------------------------------------------------------------------------------
+
+    def _run_in(self, node: Node, callback: Callable[[], None]) -> None:
+        if node.dead:
+            return
+        if node.paused_at_ns is not None:
+            node.backlog.append(callback)
+        else:
+            callback()
+
+    def _landing_ns(self, flight: _Flight) -> int:
+        path = self._path(flight.source, flight.target)
+        start_ns = float(self.now_ns())
+        write = flight.operation.write
+        if write is not None and self.conditions.bytes_per_s is not None:
+            rate = self.conditions.bytes_per_s / path.slowness
+            start_ns = max(start_ns, path.busy_until_ns) + write.num_bytes / rate * 1e9
+            path.busy_until_ns = start_ns
+        return int(start_ns + self._draw(self.conditions.wire_ns) * path.slowness)
+
+    def _land(self, flight: _Flight) -> None:
+        """The bytes arrive, if nothing keeps them."""
+        if flight.lost:
+            return
+        source, target = flight.source, flight.target
+        path = self._path(source, target)
+        if path.cut:
+            path.held.append(flight)
+            return
+        if target.node.paused_at_ns is not None:
+            target.node.backlog.append(partial(self._land, flight))
+            return
+        if (
+            flight.data is None
+            and source.provider == "tcp"
+            and source.node.paused_at_ns is not None
+        ):
+            source.node.backlog.append(partial(self._land, flight))
+            return
+        if flight.operation.kind is OpKind.WRITE:
+            self._land_bytes(flight)
+        self.defer(target.node, self._draw(self.conditions.imm_ns), partial(self._deliver, flight))
+
+    def _land_bytes(self, flight: _Flight) -> None:
+        source, target, write = flight.source, flight.target, flight.operation.write
+        assert write is not None
+        self._read(flight)
+        assert flight.data is not None
+        for piece, data in zip(write.pieces, flight.data, strict=True):
+            assert piece.dst_offset + piece.num_bytes <= target.link.region.num_bytes
+            address = target.link.region.address + piece.dst_offset
+            self.memory.view(address, piece.num_bytes)[:] = data
+        if self.on_landing is not None:
+            self.on_landing(
+                Landing(
+                    source_node=source.node.name,
+                    target_node=target.node.name,
+                    target_link=target.link.id,
+                    imm=flight.operation.imm,
+                    write=write,
+                )
+            )
+
+    def _read(self, flight: _Flight) -> None:
+        """Take the source's bytes, as late as the provider may."""
+        write = flight.operation.write
+        if flight.data is None and write is not None:
+            base = flight.source.link.region.address
+            flight.data = [
+                bytes(self.memory.view(base + piece.src_offset, piece.num_bytes))
+                for piece in write.pieces
+            ]
+
+    def _deliver(self, flight: _Flight) -> None:
+        """The target's worker sees it."""
+        if flight.lost:
+            return
+        flight.delivered = True
+        self._forget(flight)
+        operation, target = flight.operation, flight.target
+        if target.provider == "shm":
+            self._report_later(flight)
+        if operation.kind is OpKind.WRITE:
+            target.worker.on_imm(target.link, operation.imm)
+        elif operation.kind is OpKind.PROBE:
+            target.worker.on_probe(target.link, operation.imm)
+        else:
+            target.worker.on_beat(target.link, operation.tick, operation.reaped)
+
+    def _report_later(self, flight: _Flight) -> None:
+        lossy = flight.operation.kind is OpKind.WRITE
+        if lossy and self._rng.random() < self.conditions.completion_loss_rate:
+            return
+        delay_ns = self._draw(self.conditions.completion_ns)
+        self.defer(flight.source.node, delay_ns, partial(self._report, flight))
+
+    def _report(self, flight: _Flight) -> None:
+        """The writer's worker is told."""
+        if flight.reported:
+            return
+        flight.reported = True
+        if not flight.lost:
+            self._read(flight)
+        self._forget(flight)
+        flight.source.worker.on_complete(flight.operation, flight.code)
+
+    def _lose(self, flight: _Flight) -> None:
+        flight.lost = True
+        self._forget(flight)
+
+    def _forget(self, flight: _Flight) -> None:
+        """Endpoints remember a flight as long as a fault could still change it."""
+        if flight.lost or flight.delivered:
+            flight.target.inbound.pop(flight, None)
+            if flight.reported:
+                flight.source.outbound.pop(flight, None)
+
+    def _between(self, one: str, other: str) -> list[Endpoint]:
+        found = []
+        for name, peer_name in ((one, other), (other, one)):
+            for endpoint in self.node(name).endpoints:
+                peer = endpoint.link.peer
+                owner = None if peer is None else self.owner(peer.name)
+                if endpoint.provider == "tcp" and owner and owner.name == peer_name:
+                    found.append(endpoint)
+        return found
+
+    def _path(self, source: Endpoint, target: Endpoint) -> _Path:
+        return self._paths.setdefault((source.node.name, target.node.name), _Path())
+
+    def _choose(self, wanted: bool | None) -> bool:
+        return self._rng.random() < 0.5 if wanted is None else wanted
+
+    def _draw(self, bounds: tuple[int, int]) -> int:
+        low, high = bounds
+        return low + int(self._rng.random() * (high - low + 1))

@@ -1,0 +1,419 @@
+"""The worker of one simulated fabric: it posts what is due, counts what comes, beats, ends links.
+
+It runs in turns, each a callback of the virtual clock; it owns every Link and Transfer. The rules
+of what may happen when are in link.py, transfer.py and slots.py; this file connects them to the
+network, in the order in which the native worker does.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pdx.fabric.descriptor import LinkAddress
+from pdx.fabric.interface import (
+    FabricEvent,
+    FabricOptions,
+    Fenced,
+    LinkDown,
+    LinkUp,
+    Provider,
+    Surplus,
+)
+from pdx.fabric.simulated.imm import Imm
+from pdx.fabric.simulated.link import Link, LinkState, Operation, OpKind
+from pdx.fabric.simulated.slots import SlotTable
+from pdx.fabric.simulated.transfer import Batch, Transfer, Write
+
+if TYPE_CHECKING:
+    from pdx.fabric.simulated.network import Endpoint, Node, SimulatedNetwork
+
+__all__ = ["Worker"]
+
+_POSTS_PER_TURN = 32
+_MAX_BEATS_IN_FLIGHT = 4
+_BLOCKED_NAP_NS = 1_000_000
+
+
+class Worker:
+    """See the module. Commands are run in order, each some time after it was given."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        node: Node,
+        provider: Provider,
+        options: FabricOptions,
+        tell: Callable[[FabricEvent], None],
+    ) -> None:
+        self._network = network
+        self._node = node
+        self._provider = provider
+        self._tell_owner = tell
+        self._beat_interval_ns = round(options.beat_interval_s * 1e9)
+        self._beat_timeout_ns = round(options.beat_timeout_s * 1e9)
+        self._connect_timeout_ns = round(options.connect_timeout_s * 1e9)
+        self.slots = SlotTable(network.imm_layout, self._tell)
+        self.counters: dict[str, int] = {}
+        self._links: dict[int, Link] = {}
+        self._endpoints: dict[int, Endpoint] = {}
+        self._transfers: dict[int, Transfer] = {}
+        self._watched: dict[int, set[int]] = {}
+        self._posting: dict[int, Link] = {}
+        self._commands: list[Callable[[], None]] = []
+        self._turn_due = False
+        self._beating = False
+        self._stopped = False
+
+    # ---- turns ----------------------------------------------------------------------------------
+
+    def submit(self, command: Callable[[], None]) -> None:
+        """Any caller: run a command soon."""
+        self._commands.append(command)
+        self.kick()
+
+    def kick(self) -> None:
+        """Take a turn soon."""
+        if not self._turn_due and not self._stopped:
+            self._turn_due = True
+            self._network.defer(self._node, self._network.draw_worker_ns(), self._turn)
+
+    def stop(self) -> None:
+        """Close every endpoint and run no more."""
+        self._stopped = True
+        self._commands.clear()
+        for transfer in self._transfers:
+            self._rewatch(transfer, set())
+        self._network.close_all(self._node, self)
+        self._links.clear()
+        self._endpoints.clear()
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        if self._stopped:
+            return
+        commands, self._commands = self._commands, []
+        for command in commands:
+            command()
+        self._look_at_words()
+        for link in list(self._posting.values()):
+            self._post_link(link)
+
+    # ---- commands -------------------------------------------------------------------------------
+
+    def add_link(self, link: Link, endpoint: Endpoint) -> None:
+        """A link was opened."""
+        self._links[link.id] = link
+        self._endpoints[link.id] = endpoint
+
+    def connect(self, link_id: int, peer: LinkAddress) -> None:
+        """Probe the peer, and wait for its probe."""
+        link = self._links.get(link_id)
+        if link is None:
+            return
+        link.peer = peer
+        link.state = LinkState.CONNECTING
+        self._after(self._connect_timeout_ns, partial(self._give_up, link))
+        self._post_probe(link)
+
+    def open_transfer(self, transfer: Transfer) -> None:
+        """A transfer begins."""
+        link = self._links.get(transfer.link)
+        if link is None:
+            return
+        self._transfers[transfer.id] = transfer
+        link.transfers[transfer.id] = transfer
+        if link.state is LinkState.DOWN:
+            transfer.fail(errno.ENOTCONN)
+            self._settle(transfer)
+
+    def add_batch(self, transfer_id: int, batch: Batch) -> None:
+        """Some more pages of a transfer."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None:
+            transfer.add(batch)
+            self._rewatch(transfer_id, transfer.words)
+            self._enqueue(transfer)
+
+    def seal(self, transfer_id: int) -> None:
+        """The last batch was given."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None:
+            transfer.seal()
+            self._settle(transfer)
+
+    def cancel(self, transfer_id: int) -> None:
+        """Post nothing more of a transfer."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None:
+            transfer.cancel()
+            self._settle(transfer)
+
+    def fence(self, link_id: int) -> None:
+        """Close the endpoint: what is in flight is cut, and the link is forgotten."""
+        link = self._links.pop(link_id, None)
+        if link is None:
+            return
+        self._posting.pop(link_id, None)
+        pulled_from = self._provider == "shm" and link.writes_in_flight > 0
+        cut: dict[int, list[Write]] = {}
+        for operation in link.operations:
+            operation.link = None
+            if operation.transfer is not None and operation.write is not None:
+                cut.setdefault(operation.transfer.id, []).append(operation.write)
+        self._network.close(self._endpoints.pop(link_id))
+        for transfer in list(link.transfers.values()):
+            transfer.cut(cut.get(transfer.id, []), errno.ECANCELED)
+            self._settle(transfer)
+        link.state = LinkState.DOWN
+        if pulled_from and link.peer is not None:
+            # A stopped peer pulls when it wakes up.
+            gone = partial(self._after, 0, partial(self._announce_fenced, link))
+            self._network.when_gone(link.peer.name, gone)
+        else:
+            self._announce_fenced(link)
+
+    def _announce_fenced(self, link: Link) -> None:
+        link.region.num_links -= 1
+        self._count("links_fenced")
+        self._tell(Fenced(link=link.id))
+
+    # ---- writing --------------------------------------------------------------------------------
+
+    def _look_at_words(self) -> None:
+        for transfer_id, words in list(self._watched.items()):
+            transfer = self._transfers[transfer_id]
+            for word in sorted(words):
+                value = self._network.memory.load_word(word)
+                transfer.look(word, value, self._network.now_ns())
+            self._rewatch(transfer_id, transfer.words)
+            self._enqueue(transfer)
+            self._settle(transfer)
+
+    def _rewatch(self, transfer_id: int, words: set[int]) -> None:
+        before = self._watched.pop(transfer_id, set())
+        if words:
+            self._watched[transfer_id] = words
+        for word in sorted(before - words):
+            self._network.memory.unwatch_word(word, self.kick)
+        for word in sorted(words - before):
+            self._network.memory.watch_word(word, self.kick)
+
+    def _enqueue(self, transfer: Transfer) -> None:
+        link = self._links[transfer.link]
+        if transfer.first_ready() is not None and transfer not in link.ready:
+            link.ready.append(transfer)
+            self._posting[link.id] = link
+
+    def _post_link(self, link: Link) -> None:
+        """Post in turns of a few writes for each transfer, as far as credit goes."""
+        while link.ready and link.state is LinkState.UP:
+            transfer = link.ready[0]
+            for _ in range(_POSTS_PER_TURN):
+                batch = transfer.first_ready()
+                if batch is None:
+                    break
+                if not link.may_write() or not self._post_write(link, transfer, batch):
+                    return
+            link.ready.popleft()
+            self._enqueue(transfer)
+            self._settle(transfer)
+        if not link.ready:
+            self._posting.pop(link.id, None)
+
+    def _post_write(self, link: Link, transfer: Transfer, batch: Batch) -> bool:
+        write, position = batch.next_write(self._network.write_shape)
+        imm = Imm(slot=transfer.slot, generation=transfer.generation, atoms=write.atoms)
+        operation = Operation(
+            OpKind.WRITE, link, write, transfer, self._network.imm_layout.encode(imm)
+        )
+        now_ns = self._network.now_ns()
+        if not self._network.post(self._endpoints[link.id], operation):
+            self._count("eagain")
+            if link.blocked_since_ns is None:
+                link.blocked_since_ns = now_ns
+            if now_ns - link.blocked_since_ns >= 2 * self._beat_timeout_ns:
+                self._link_down(link, errno.EAGAIN, "no write could be posted in time")
+            else:
+                self._after(_BLOCKED_NAP_NS, self.kick)
+            return False
+        link.blocked_since_ns = None
+        link.took(operation)
+        batch.advance(position)
+        transfer.posted(write, now_ns)
+        self._count("writes_posted")
+        self._count("bytes_posted", write.num_bytes)
+        self._count("atoms_posted", write.atoms)
+        return True
+
+    def _settle(self, transfer: Transfer) -> None:
+        """Tell of the transfer's end, and forget it, once nothing of it is left."""
+        link = self._links.get(transfer.link)
+        if link is not None and transfer.first_ready() is None and transfer in link.ready:
+            link.ready.remove(transfer)
+        done = transfer.drained()
+        if done is not None:
+            self._rewatch(transfer.id, set())
+            del self._transfers[transfer.id]
+            if link is not None:
+                del link.transfers[transfer.id]
+            self._tell(done)
+
+    # ---- what the network brings ----------------------------------------------------------------
+
+    def on_complete(self, operation: Operation, code: int) -> None:
+        """One of our operations came back."""
+        if self._stopped:
+            return
+        link = operation.link
+        if link is None:
+            self._count("late_completions")
+            return
+        link.gave_back(operation)
+        link.blocked_since_ns = None
+        if operation.kind is OpKind.BEAT:
+            link.beats_in_flight -= 1
+        elif operation.kind is OpKind.PROBE:
+            link.probe_completed = code == 0
+            self._try_up(link)
+        else:
+            assert operation.transfer is not None
+            assert operation.write is not None
+            self._count("writes_failed" if code else "writes_completed")
+            operation.transfer.completed(operation.write, code)
+            self._settle(operation.transfer)
+        if code:
+            self._link_down(link, code, f"a write failed: {errno.errorcode[code]}")
+        else:
+            self._post_link(link)
+
+    def on_imm(self, link: Link, data: int) -> None:
+        """A write of the peer has landed, and its immediate is here."""
+        imm = self._network.imm_layout.decode(data)
+        self._count("imms_reaped")
+        if self.slots.credit(imm, self._network.now_ns()):
+            self._count("atoms_reaped", imm.atoms)
+        else:
+            self._count("stale_imms")
+        link.reaped += 1
+        link.last_life_ns = self._network.now_ns()
+        if link.beat_owed and link.state is LinkState.UP:
+            self._send_beat(link)
+
+    def on_probe(self, link: Link, tag: int) -> None:
+        """The peer's probe landed."""
+        if tag == link.probe_tag:
+            link.peer_probed = True
+            self._try_up(link)
+
+    def on_beat(self, link: Link, tick: int, reaped: int) -> None:
+        """A beat of the peer landed."""
+        if link.on_beat(tick, reaped, self._network.now_ns()):
+            self._post_link(link)
+
+    # ---- liveness -------------------------------------------------------------------------------
+
+    def resumed(self, gap_ns: int) -> None:
+        """This process was stopped so long: the silence was ours, and peers get the time back."""
+        if gap_ns > 2 * self._beat_interval_ns:
+            for link in self._links.values():
+                link.last_life_ns += gap_ns
+
+    def _post_probe(self, link: Link) -> None:
+        assert link.peer is not None
+        if link.state is not LinkState.CONNECTING:
+            return
+        operation = Operation(OpKind.PROBE, link, imm=link.peer.probe_tag)
+        if self._network.post(self._endpoints[link.id], operation):
+            link.took(operation)
+        else:
+            self._after(_BLOCKED_NAP_NS, partial(self._post_probe, link))
+
+    def _try_up(self, link: Link) -> None:
+        if link.state is not LinkState.CONNECTING:
+            return
+        if not link.probe_completed or not link.peer_probed:
+            return
+        link.state = LinkState.UP
+        link.last_life_ns = self._network.now_ns()
+        self._count("links_up")
+        self._tell(LinkUp(link=link.id))
+        self._send_beat(link)
+        self._after(self._beat_timeout_ns, partial(self._watch_life, link))
+        if not self._beating:
+            self._beating = True
+            self._after(self._beat_interval_ns, self._beat)
+        self._post_link(link)
+
+    def _give_up(self, link: Link) -> None:
+        if link.state is LinkState.CONNECTING:
+            what = (
+                "the peer's probe did not arrive"
+                if link.probe_completed
+                else "our probe did not get through"
+            )
+            seconds = self._connect_timeout_ns / 1e9
+            self._link_down(link, errno.ETIMEDOUT, f"{what} within {seconds:.1f} s")
+
+    def _beat(self) -> None:
+        up = [link for link in self._links.values() if link.state is LinkState.UP]
+        self._beating = bool(up)
+        if up:
+            self._after(self._beat_interval_ns, self._beat)
+        for link in up:
+            self._send_beat(link)
+
+    def _send_beat(self, link: Link) -> None:
+        # Skipped while earlier ones are stuck: a peer that takes none must not fill the queue.
+        if link.beats_in_flight >= _MAX_BEATS_IN_FLIGHT:
+            return
+        operation = Operation(OpKind.BEAT, link, tick=link.tick + 1, reaped=link.reaped)
+        if self._network.post(self._endpoints[link.id], operation):
+            link.took(operation)
+            link.tick += 1
+            link.reported_reaped = link.reaped
+            link.beats_in_flight += 1
+            self._count("beats_sent")
+
+    def _watch_life(self, link: Link) -> None:
+        if link.state is not LinkState.UP:
+            return
+        left_ns = link.last_life_ns + self._beat_timeout_ns - self._network.now_ns()
+        if left_ns > 0:
+            self._after(left_ns, partial(self._watch_life, link))
+            return
+        seconds = self._beat_timeout_ns / 1e9
+        self._link_down(link, errno.ETIMEDOUT, f"no beat of the peer for {seconds:.1f} s")
+
+    def _link_down(self, link: Link, code: int, reason: str) -> None:
+        """Once for each link: its transfers end when the network gives back what it holds, or at
+        the fence.
+        """
+        if link.state is LinkState.DOWN:
+            return
+        link.state = LinkState.DOWN
+        self._posting.pop(link.id, None)
+        link.ready.clear()
+        self._count("links_down")
+        self._tell(LinkDown(link=link.id, code=code, reason=reason))
+        for transfer in list(link.transfers.values()):
+            transfer.fail(code)
+            self._rewatch(transfer.id, set())
+            self._settle(transfer)
+
+    def _after(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        self._network.defer(self._node, delay_ns, partial(self._unless_stopped, callback))
+
+    def _unless_stopped(self, callback: Callable[[], None]) -> None:
+        if not self._stopped:
+            callback()
+
+    def _count(self, name: str, number: int = 1) -> None:
+        self.counters[name] = self.counters.get(name, 0) + number
+
+    def _tell(self, event: FabricEvent) -> None:
+        if isinstance(event, Surplus):
+            self._count("surplus_slots")
+        self._tell_owner(event)
