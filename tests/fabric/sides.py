@@ -56,11 +56,13 @@ class Side:
         """A method of the fabric."""
         return getattr(self.fabric, name)(*arguments, **named)
 
+    @property
+    def word_address(self) -> int:
+        return int(self.word.ctypes.data)
+
     def arm(self, transfer: int, batch: PageBatch, first_value: int) -> None:
         """Arm a batch on this side's own progress word."""
-        self.fabric.arm(
-            transfer, batch, word_address=self.word.ctypes.data, first_value=first_value
-        )
+        self.fabric.arm(transfer, batch, word_address=self.word_address, first_value=first_value)
 
     def progress(self, value: int) -> None:
         self.word[0] = value

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,12 +33,12 @@ def test_layers_are_posted_when_they_are_due_and_not_before(pair: Any) -> None:
         assert not any(later)
     assert pair.there.call("count", 7, 1) == 5 * len(PAGES)
     assert not pair.here.pending()
-    before = time.monotonic_ns()
+    before = pair.now_ns()
     pair.here.progress(1000)
     pair.there.wait("Arrived", slot=7)
     done = pair.here.wait("TransferDone")
     assert done.posted_atoms == LAYERS * len(PAGES)
-    assert before <= done.last_progress_ns <= time.monotonic_ns()
+    assert before <= done.last_progress_ns <= pair.now_ns()
     assert done.first_post_ns < before
     page = pair.there.read(5 * LAYER_BYTES + 2 * 1024, 1024)
     assert page == pair.here.read(5 * LAYER_BYTES + 2 * 1024, 1024)
@@ -84,35 +82,11 @@ def test_what_is_armed_before_the_link_is_up_waits_for_it(pair: Any) -> None:
     pair.there.wait("Arrived")
 
 
-def test_a_worker_asleep_on_an_eventfd_is_woken_by_it(make_pair: Callable[..., Any]) -> None:
-    pair = make_pair()
-    here, there = join(pair.here, pair.there)
-    wakeup = os.eventfd(0)
-    pair.here.fabric.add_wakeup(wakeup)
-    pair.there.call("expect", there, 7, 1, 1)
-    transfer = pair.here.fabric.open_transfer(here, 7, 1)
-    pair.here.arm(transfer, dense([1], [1], 1024, 1, 64), first_value=1)
-    sleeps = pair.here.statistics().sleeps
-    pair.here.wait_statistic("sleeps", sleeps + 1)
-    pair.here.progress(1)
-    stored = time.monotonic_ns()
-    os.eventfd_write(wakeup, 1)
-    pair.here.fabric.seal(transfer)
-    done = pair.here.wait("TransferDone")
-    # Without the wake-up only the next beat would end the sleep, a quarter of a second later.
-    assert done.last_progress_ns - stored < 100_000_000
-    assert os.eventfd_read(wakeup) == 1, "several fabrics share an eventfd, so none drains it"
-    pair.here.fabric.remove_wakeup(wakeup)
-    with pytest.raises(FabricError, match="was not added"):
-        pair.here.fabric.remove_wakeup(wakeup)
-    os.close(wakeup)
-
-
 def test_a_word_that_is_not_aligned_is_refused(pair: Any) -> None:
     here, _ = join(pair.here, pair.there)
     transfer = pair.here.fabric.open_transfer(here, 7, 1)
     batch = dense([1], [1], 1024, 1, 64)
-    for address in (0, pair.here.word.ctypes.data + 4):
+    for address in (0, pair.here.word_address + 4):
         with pytest.raises(FabricError, match="aligned"):
             pair.here.fabric.arm(transfer, batch, word_address=address, first_value=1)
     with pytest.raises(FabricError, match="unsigned"):
@@ -134,3 +108,12 @@ def test_many_words_of_many_transfers(pair: Any, seed: int) -> None:
     for slot, transfer in transfers.items():
         pair.there.wait("Arrived", slot=slot, atoms=LAYERS)
         pair.here.wait("TransferDone", transfer=transfer, posted_atoms=LAYERS)
+
+
+def test_wakeups_are_added_and_removed(pair: Any) -> None:
+    wakeup = os.eventfd(0)
+    pair.here.fabric.add_wakeup(wakeup)
+    pair.here.fabric.remove_wakeup(wakeup)
+    with pytest.raises(FabricError, match="was not added"):
+        pair.here.fabric.remove_wakeup(wakeup)
+    os.close(wakeup)
