@@ -10,6 +10,9 @@ from torch import Tensor
 from pdx.errors import ConfigError
 from pdx.kernels.cpu.linear import linear as cpu_linear
 from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
+from pdx.kernels.cpu.rms_norm import rms_norm as cpu_rms_norm
+from pdx.kernels.cpu.rope import rope as cpu_rope
+from pdx.kernels.cpu.silu_mul import silu_mul as cpu_silu_mul
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.kv_append import kv_append
 from pdx.kernels.reference.linear import linear
@@ -41,7 +44,14 @@ REFERENCE_OPS = Ops(
     kv_append=kv_append,
     paged_attention=paged_attention,
 )
-_CPU_OPS = replace(REFERENCE_OPS, linear=cpu_linear, paged_attention=cpu_paged_attention)
+_CPU_OPS = replace(
+    REFERENCE_OPS,
+    linear=cpu_linear,
+    rms_norm=cpu_rms_norm,
+    rope=cpu_rope,
+    silu_mul=cpu_silu_mul,
+    paged_attention=cpu_paged_attention,
+)
 
 
 def ops_for(device: str) -> Ops:

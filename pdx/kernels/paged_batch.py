@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["PagedBatch", "PagedSpan"]
+__all__ = ["DecodeGroup", "PagedBatch", "PagedSpan"]
+
+#: Pages that a group of decode steps may gather, as a multiple of those that its requests have.
+_MAX_PADDING = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,38 @@ class PagedSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeGroup:
+    """Requests with one token each, of similar length: one attention of B rows over C tokens."""
+
+    #: int64 [B]: the requests' rows in the pass's [T, ...] tensors.
+    rows: Tensor
+    #: int64 [B * C / S]: each request's pages, its last one again and again up to C tokens.
+    page_indices: Tensor
+    #: bool [B, C]: which of the tokens are the request's context.
+    seen: Tensor
+    #: int64 each: the places (request, token) that are not.
+    unseen: tuple[Tensor, Tensor]
+
+    @classmethod
+    def build(cls, page_size: int, spans: Sequence[PagedSpan]) -> DecodeGroup:
+        """``spans`` have one token each."""
+        num_pages = max(len(span.page_indices) for span in spans)
+        tables = [
+            torch.cat([pages, pages[-1:].expand(num_pages - len(pages))])
+            for pages in (span.page_indices for span in spans)
+        ]
+        context_lens = torch.tensor([span.context_len for span in spans])
+        seen = torch.arange(num_pages * page_size) < context_lens[:, None]
+        unseen_requests, unseen_tokens = (~seen).nonzero(as_tuple=True)
+        return cls(
+            rows=torch.tensor([span.start for span in spans]),
+            page_indices=torch.cat(tables),
+            seen=seen,
+            unseen=(unseen_requests, unseen_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PagedBatch:
     """All spans of a pass, and for each of the T tokens the place of its own K and V."""
 
@@ -37,6 +72,9 @@ class PagedBatch:
     #: int64 [T]: page of the token, and its place in the page.
     token_pages: Tensor
     token_offsets: Tensor
+    #: The spans again: those of decode steps that are best attended together, and all others.
+    decode_groups: tuple[DecodeGroup, ...]
+    lone_spans: tuple[PagedSpan, ...]
 
     @classmethod
     def build(
@@ -65,8 +103,28 @@ class PagedBatch:
             )
             start += num_tokens
         empty = torch.empty(0, dtype=torch.int64)
+        together = [group for group in _groups(spans) if len(group) > 1]
+        grouped = {span.start for group in together for span in group}
         return cls(
             spans=tuple(spans),
+            decode_groups=tuple(DecodeGroup.build(page_size, group) for group in together),
+            lone_spans=tuple(span for span in spans if span.start not in grouped),
             token_pages=torch.cat(pages) if pages else empty,
             token_offsets=torch.cat(offsets) if offsets else empty,
         )
+
+
+def _groups(spans: Sequence[PagedSpan]) -> list[list[PagedSpan]]:
+    """Decode steps by length, so that none is padded to many times its own."""
+    groups: list[list[PagedSpan]] = []
+    num_pages = 0
+    for span in sorted(
+        (span for span in spans if span.num_tokens == 1), key=lambda s: len(s.page_indices)
+    ):
+        longest = len(span.page_indices)
+        if not groups or (len(groups[-1]) + 1) * longest > _MAX_PADDING * (num_pages + longest):
+            groups.append([])
+            num_pages = 0
+        groups[-1].append(span)
+        num_pages += longest
+    return groups

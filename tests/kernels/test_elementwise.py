@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
+from pdx.kernels.cpu.rms_norm import rms_norm as cpu_rms_norm
+from pdx.kernels.cpu.rope import rope as cpu_rope
+from pdx.kernels.cpu.silu_mul import silu_mul as cpu_silu_mul
 from pdx.kernels.reference.rms_norm import rms_norm
 from pdx.kernels.reference.rope import rope
 from pdx.kernels.reference.silu_mul import silu_mul
@@ -20,6 +25,12 @@ TOLERANCE = {
 }
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
 rows = pytest.mark.parametrize("num_rows", [0, 1, 7])
+NormOp = Callable[[Tensor, Tensor, float], Tensor]
+RopeOp = Callable[[Tensor, Tensor, Tensor], Tensor]
+SiluOp = Callable[[Tensor, Tensor], Tensor]
+norms = pytest.mark.parametrize("norm", [rms_norm, cpu_rms_norm], ids=["reference", "cpu"])
+ropes = pytest.mark.parametrize("turn", [rope, cpu_rope], ids=["reference", "cpu"])
+silus = pytest.mark.parametrize("gated", [silu_mul, cpu_silu_mul], ids=["reference", "cpu"])
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -30,34 +41,39 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
     )
 
 
+@norms
 @dtypes
 @rows
 @pytest.mark.parametrize("size", [1, 5, 128])
-def test_rms_norm(dtype: torch.dtype, num_rows: int, size: int) -> None:
+def test_rms_norm(norm: NormOp, dtype: torch.dtype, num_rows: int, size: int) -> None:
     x, weight = torch.randn(num_rows, size, dtype=dtype), torch.randn(size, dtype=dtype)
     wide = x.to(torch.float64)
     expected = wide / torch.sqrt((wide**2).mean(-1, keepdim=True) + 1e-5) * weight.to(torch.float64)
-    close(rms_norm(x, weight, 1e-5), expected, dtype)
+    before = x.clone()
+    close(norm(x, weight, 1e-5), expected, dtype)
+    assert torch.equal(x, before)
 
 
-def test_rms_norm_of_zeros_is_kept_finite_by_eps() -> None:
+@norms
+def test_rms_norm_of_zeros_is_kept_finite_by_eps(norm: NormOp) -> None:
     zeros = torch.zeros(2, 8)
-    assert torch.equal(rms_norm(zeros, torch.ones(8), 1e-6), zeros)
+    assert torch.equal(norm(zeros, torch.ones(8), 1e-6), zeros)
 
 
-def test_rms_norm_adds_up_in_float32() -> None:
+@norms
+def test_rms_norm_adds_up_in_float32(norm: NormOp) -> None:
     # 300^2 overflows float16.
     x = torch.full((1, 8), 300.0, dtype=torch.float16)
-    assert torch.allclose(
-        rms_norm(x, torch.ones(8, dtype=torch.float16), 1e-6).float(), torch.ones(8)
-    )
+    normed = norm(x, torch.ones(8, dtype=torch.float16), 1e-6)
+    assert torch.allclose(normed.float(), torch.ones(8))
 
 
+@ropes
 @dtypes
 @rows
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 2), (3, 8)])
 def test_rope_turns_each_pair_of_halves(
-    dtype: torch.dtype, num_rows: int, num_heads: int, head_dim: int
+    turn: RopeOp, dtype: torch.dtype, num_rows: int, num_heads: int, head_dim: int
 ) -> None:
     x = torch.randn(num_rows, num_heads, head_dim, dtype=dtype)
     half = head_dim // 2
@@ -70,18 +86,24 @@ def test_rope_turns_each_pair_of_halves(
             expected[row, :, i], expected[row, :, i + half] = a * c - b * s, a * s + b * c
     angles_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     cos, sin = angles.cos().to(angles_dtype), angles.sin().to(angles_dtype)
-    close(rope(x, cos, sin), expected, dtype)
+    before = x.clone()
+    close(turn(x, cos, sin), expected, dtype)
+    assert torch.equal(x, before)
 
 
+@silus
 @dtypes
 @rows
-def test_silu_mul(dtype: torch.dtype, num_rows: int) -> None:
+def test_silu_mul(gated: SiluOp, dtype: torch.dtype, num_rows: int) -> None:
     gate, up = torch.randn(2, num_rows, 33, dtype=dtype)
     wide = gate.to(torch.float64)
     expected = wide / (1 + torch.exp(-wide)) * up.to(torch.float64)
-    close(silu_mul(gate, up), expected, dtype)
+    before = gate.clone()
+    close(gated(gate, up), expected, dtype)
+    assert torch.equal(gate, before)
 
 
-def test_silu_mul_of_extreme_gates_is_finite() -> None:
+@silus
+def test_silu_mul_of_extreme_gates_is_finite(gated: SiluOp) -> None:
     gate = torch.tensor([-200.0, 200.0])
-    assert torch.equal(silu_mul(gate, torch.ones(2)), torch.tensor([0.0, 200.0]))
+    assert torch.equal(gated(gate, torch.ones(2)), torch.tensor([0.0, 200.0]))

@@ -28,6 +28,9 @@ BATCHES = [
     [(2 * S, S)],
     [(5, 1), (0, 1), (9, 1)],
     [(5, 1), (11, 1), (0, 7), (6, 3), (S, S)],
+    [(7, 1), (0, 5), (6, 1), (5, 1), (4, 1)],
+    [(60, 1), (0, 1), (1, 1), (S, 1), (59, 1), (2, 1), (3, 2)],
+    [(90, 1), (0, 1)],
 ]
 HEADS = [(1, 1), (4, 4), (6, 2), (3, 1)]
 # Against float64: roundings of the dtype on outputs of size 1. fp16 and bf16 also round the softmax
@@ -163,3 +166,21 @@ def test_spans_tell_rows_and_pages() -> None:
     assert (second.rows, second.context_len) == (slice(1, 7), 6)
     assert batch.token_pages.tolist() == [8, 3, 3, 3, 3, 2, 2]
     assert batch.token_offsets.tolist() == [1, 0, 1, 2, 3, 0, 1]
+
+
+def test_decode_steps_are_grouped_by_length() -> None:
+    """Each row is in one place, and nobody is padded to many times its length."""
+    lens = [1, 1000, 3, 5, 900, 70, 2 * S, 64, 8]
+    requests = [(n - 1, 1, list(range(300))) for n in lens]
+    batch = PagedBatch.build(S, [(0, 7, [1, 2]), *requests])
+    rows = [row for group in batch.decode_groups for row in group.rows.tolist()]
+    lone = [span.start for span in batch.lone_spans]
+    assert sorted(rows + lone) == [0, *range(7, 7 + len(lens))]
+    assert 0 in lone
+    for group in batch.decode_groups:
+        num_requests, padded_len = group.seen.shape
+        assert num_requests > 1
+        assert len(group.page_indices) * S == num_requests * padded_len
+        real = sum(-(-lens[row - 7] // S) * S for row in group.rows.tolist())
+        assert num_requests * padded_len <= 1.5 * real
+        assert group.seen.sum(dim=1).tolist() == [lens[row - 7] for row in group.rows.tolist()]

@@ -1,4 +1,5 @@
-"""Paged attention on a CPU: one gather per request and layer, then torch's fused attention.
+"""Paged attention on a CPU: a gather, then torch's fused attention. Once for a group of decode
+steps, and for each other request of the pass.
 
 Specification: ``kernels/reference/paged_attention``. Measured on two cores, float32, 3 KV heads of
 64, 1,024 tokens of context, one query row: gather 60 us and fused attention 70 us, against 90 us
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pdx.kernels.paged_batch import PagedBatch, PagedSpan
+from pdx.kernels.paged_batch import DecodeGroup, PagedBatch, PagedSpan
 
 __all__ = ["paged_attention"]
 
@@ -22,9 +23,24 @@ def paged_attention(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> T
     if len(batch.spans) == 1:
         return _attend(q, by_head, batch.spans[0], scale)
     out = torch.empty_like(q)
-    for span in batch.spans:
+    for group in batch.decode_groups:
+        out[group.rows] = _attend_group(q[group.rows], by_head, group, scale)
+    for span in batch.lone_spans:
         out[span.rows] = _attend(q[span.rows], by_head, span, scale)
     return out
+
+
+def _attend_group(q: Tensor, by_head: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+    num_requests, _, head_dim = q.shape
+    num_kv_heads = by_head.shape[0]
+    context = by_head.index_select(2, group.page_indices)
+    context = context.view(num_kv_heads, 2, num_requests, -1, head_dim)
+    # Whatever lies past a context may be NaN, which no mask can hide.
+    context[:, :, group.unseen[0], group.unseen[1]] = 0
+    k, v = context[:, 0].transpose(0, 1), context[:, 1].transpose(0, 1)  # [B, Hkv, C, D]
+    rows = q.view(num_requests, num_kv_heads, -1, head_dim)
+    mask = group.seen[:, None, None, :]
+    return scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale).reshape(q.shape)
 
 
 def _attend(q: Tensor, by_head: Tensor, span: PagedSpan, scale: float) -> Tensor:
