@@ -19,7 +19,7 @@ from pdx.engine.step_loop import StepLoop
 from pdx.errors import InvalidRequest, PdxError, PeerError
 from pdx.fabric import FabricOptions
 from pdx.kv.pages import Use
-from pdx.messenger.control import Address, ControlConnection
+from pdx.messenger.control import Address, ControlConnection, reachable
 from pdx.messenger.fabric_hub import FabricHub
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.messages import Description, Goodbye, Hello, Prefill
@@ -91,7 +91,7 @@ class PrefillNode:
         """Take connections; returns the address that decoders use."""
         self._server = await asyncio.start_server(self._on_connection, sock=self._listener)
         host, port = self._listener.getsockname()[:2]
-        return Address(host=host, port=port)
+        return reachable(Address(host=host, port=port))
 
     async def run(self) -> None:
         """Serve until cancelled.

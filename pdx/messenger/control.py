@@ -16,7 +16,13 @@ from pdx.errors import ConfigError, PeerLost
 from pdx.messenger.messages import MAX_CONTROL_FRAME_BYTES, ControlMessage
 from pdx.request.frames import encode_frame, read_frame
 
-__all__ = ["Address", "ControlConnection", "connect", "parse_address"]
+__all__ = [
+    "Address",
+    "ControlConnection",
+    "connect",
+    "parse_address",
+    "reachable",
+]
 
 #: A peer that does not read its messages is lost, not waited for.
 _MAX_UNSENT_BYTES = 64 << 20
@@ -55,6 +61,18 @@ def parse_address(text: str, *, default_host: str = "127.0.0.1") -> Address:
             hint="use HOST:PORT, [IPV6]:PORT or :PORT, with a port from 0 to 65535",
         )
     return Address(host=host or default_host, port=int(port))
+
+
+def reachable(bound: Address) -> Address:
+    """What peers connect to: the address itself, or this host's name where it is a wildcard."""
+    if bound.host not in ("0.0.0.0", "::"):
+        return bound
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, bound.port)
+    except OSError:  # a host that does not know its own name: the wildcard still works on it
+        return bound
+    return Address(host=name, port=bound.port)
 
 
 class ControlConnection:
