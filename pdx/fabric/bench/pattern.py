@@ -1,0 +1,117 @@
+"""What every system of `pdx bench transfer` moves: which pages, in which order, with which bytes.
+
+Pure, NumPy only: the peers' processes import it as a file, without pdx.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Cell", "count_wrong", "fill", "new_pool", "order_of", "slices_of"]
+
+#: Bytes that are filled or compared at a time.
+_CHUNK_BYTES = 8 << 20
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One measurement: batches of pages of one size, for some time."""
+
+    pool_bytes: int
+    page_bytes: int
+    #: Pages of a batch; each has an atom in every layer.
+    batch_pages: int
+    layers: int
+    #: Pages that are neighbours on both sides, so that writes can be merged; 1: none.
+    neighbours: int
+    seconds: float
+    #: Goes into the bytes, so that a page left by another cell is noticed.
+    number: int
+
+    @property
+    def layer_pages(self) -> int:
+        """Pages of a layer's part of the pool."""
+        return self.pool_bytes // (self.page_bytes * self.layers)
+
+    @property
+    def layer_bytes(self) -> int:
+        """From a page's atom in one layer to its atom in the next."""
+        return self.layer_pages * self.page_bytes
+
+
+def new_pool(num_bytes: int) -> tuple[mmap.mmap, NDArray[np.uint8]]:
+    """Shared memory of an anonymous file, touched, as a node's KV memory is."""
+    fd = os.memfd_create("pdx-bench", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, num_bytes)
+        memory = mmap.mmap(fd, num_bytes)
+    finally:
+        os.close(fd)
+    pool = np.frombuffer(memory, np.uint8)
+    pool[:] = 1
+    return memory, pool
+
+
+def order_of(cell: Cell) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Source and target pages in the order in which they are written: fixed, and random by runs of
+    ``neighbours``.
+    """
+    runs = cell.layer_pages // cell.neighbours
+    random = np.random.default_rng(7)
+
+    def side() -> NDArray[np.uint32]:
+        starts = random.permutation(runs).astype(np.uint32) * np.uint32(cell.neighbours)
+        return (starts[:, None] + np.arange(cell.neighbours, dtype=np.uint32)).reshape(-1)
+
+    return side(), side()
+
+
+def slices_of(cell: Cell) -> Iterator[slice]:
+    """Batches without end, as slices of the order."""
+    written = (cell.layer_pages // cell.neighbours) * cell.neighbours
+    while True:
+        for start in range(0, written, cell.batch_pages):
+            yield slice(start, min(start + cell.batch_pages, written))
+
+
+def fill(pool: NDArray[np.uint8], cell: Cell) -> None:
+    """Give every atom's every word a value of its own."""
+    words = _words(pool, cell.page_bytes)
+    for rows in _rows(len(words), cell.page_bytes):
+        words[rows] = _values(np.arange(rows.start, rows.stop, dtype=np.uint64), cell)
+
+
+def count_wrong(pool: NDArray[np.uint8], cell: Cell, num_pages: int) -> int:
+    """How many atoms of the first ``num_pages`` of the order do not hold their source's bytes."""
+    src, dst = order_of(cell)
+    words = _words(pool, cell.page_bytes)
+    wrong = 0
+    for layer in range(cell.layers):
+        first = layer * cell.layer_pages
+        for rows in _rows(min(num_pages, len(src)), cell.page_bytes):
+            want = _values(first + src[rows].astype(np.uint64), cell)
+            wrong += int((words[first + dst[rows]] != want).any(axis=1).sum())
+    return wrong
+
+
+def _words(pool: NDArray[np.uint8], page_bytes: int) -> NDArray[np.uint64]:
+    whole = len(pool) // page_bytes * page_bytes
+    return pool[:whole].view(np.uint64).reshape(-1, page_bytes // 8)
+
+
+def _rows(count: int, page_bytes: int) -> Iterator[slice]:
+    step = max(1, _CHUNK_BYTES // page_bytes)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def _values(atoms: NDArray[np.uint64], cell: Cell) -> NDArray[np.uint64]:
+    first = (atoms + np.uint64(cell.number << 32)) * _MIX
+    return first[:, None] + np.arange(cell.page_bytes // 8, dtype=np.uint64)

@@ -1,0 +1,117 @@
+"""The counting side of `pdx bench transfer`: a child process, or `pdx bench transfer --listen`.
+
+As a module, ``python -m pdx.fabric.bench.receiver FD``, it serves the connection at that
+descriptor.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from pdx.errors import FabricError, PeerError, ProtocolError
+from pdx.fabric.bench.channel import (
+    BENCH_VERSION,
+    Begin,
+    Channel,
+    Counted,
+    Echo,
+    End,
+    Hello,
+    Ready,
+    Verified,
+)
+from pdx.fabric.bench.echo import answer_pages
+from pdx.fabric.bench.endpoint import Endpoint
+from pdx.fabric.bench.pattern import Cell, count_wrong
+from pdx.fabric.interface import Arrived
+
+__all__ = ["MAX_POOL_BYTES", "SLOT", "check_cell", "serve"]
+
+SLOT = 1
+#: A receiver gives no more memory than this to whoever connects.
+MAX_POOL_BYTES = 16 << 30
+#: More atoms than any cell writes: how many it will be is known at its end.
+_OPEN_END = 1 << 60
+
+
+def serve(connection: socket.socket, bind_host: str | None, peer: str) -> None:
+    """Count for one writer until it leaves.
+
+    Raises:
+        PeerError: it speaks something else, or stops in the middle of a cell.
+        FabricError: the fabric cannot be opened here, or the link went down.
+    """
+    channel = Channel(connection, peer)
+    try:
+        hello = channel.expect(Hello)
+        _check_hello(hello)
+        endpoint = Endpoint(hello.provider, bind_host, hello.pool_bytes)
+        try:
+            channel.send(
+                Hello(
+                    provider=hello.provider,
+                    pool_bytes=hello.pool_bytes,
+                    descriptor=endpoint.descriptor,
+                )
+            )
+            endpoint.connect(hello.descriptor)
+            _serve_cells(channel, endpoint, hello.pool_bytes)
+        finally:
+            endpoint.close()
+    finally:
+        channel.close()
+
+
+def check_cell(cell: Cell, pool_bytes: int) -> None:
+    """Raise ProtocolError unless the cell lies in the pool."""
+    fits = (
+        cell.pool_bytes == pool_bytes
+        and cell.page_bytes >= 8
+        and cell.page_bytes % 8 == 0
+        and min(cell.layers, cell.neighbours, cell.batch_pages) >= 1
+        and cell.layer_pages >= cell.neighbours
+    )
+    if not fits:
+        raise ProtocolError(f"a cell that does not fit {pool_bytes} bytes: {cell}")
+
+
+def _check_hello(hello: Hello) -> None:
+    if hello.version != BENCH_VERSION:
+        raise ProtocolError(f"the writer's bench is version {hello.version}, not {BENCH_VERSION}")
+    if not 4096 <= hello.pool_bytes <= MAX_POOL_BYTES:
+        raise ProtocolError(f"a pool of {hello.pool_bytes} bytes is above {MAX_POOL_BYTES}")
+
+
+def _serve_cells(channel: Channel, endpoint: Endpoint, pool_bytes: int) -> None:
+    while (message := channel.receive_at_leisure()) is not None:
+        match message:
+            case Begin(cell=cell, generation=generation):
+                check_cell(cell, pool_bytes)
+                endpoint.fabric.expect(endpoint.link, SLOT, generation, _OPEN_END)
+                channel.send(Ready())
+                end = channel.expect(End)
+                endpoint.fabric.retarget(SLOT, generation, end.atoms)
+                endpoint.wait(Arrived)
+                channel.send(Counted())
+                endpoint.fabric.release(SLOT, generation)
+                channel.send(Verified(wrong=count_wrong(endpoint.pool, cell, end.pages)))
+            case Echo(page_bytes=page_bytes, count=count) if 0 < page_bytes <= pool_bytes:
+                answer_pages(endpoint, page_bytes, count, lambda: channel.send(Ready()))
+            case _:
+                raise ProtocolError(f"{channel.peer} sent {message} between cells")
+
+
+def _main() -> int:
+    try:
+        serve(socket.socket(fileno=int(sys.argv[1])), None, "the writer")
+    except (FabricError, PeerError) as error:
+        sys.stderr.write(f"receiver: {error.message}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
