@@ -6,6 +6,7 @@ Runs on the primary's event loop, like the other nodes.
 from __future__ import annotations
 
 import asyncio
+import time
 
 from pdx.config.node import ServerConfig
 from pdx.engine.decode_request import DecodeRequest
@@ -31,6 +32,9 @@ class ColocatedNode:
             self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s
         )
         self._bridge = FrontendBridge(loaded, self.scheduler, self)
+        #: The pass that runs.
+        self._scheduled: ScheduledPass | None = None
+        self._pass_start_s = 0.0
 
     async def start_frontend(self, server: ServerConfig) -> FrontendReady:
         """Start the HTTP frontend.
@@ -89,16 +93,25 @@ class ColocatedNode:
 
     def admit(self) -> None:
         for sequence in self.scheduler.admit():
+            self._bridge.requests[sequence.request_id].on_admitted()
             self.scheduler.start(sequence.request_id)
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
-        """Nothing to tell anybody."""
+        self._scheduled, self._pass_start_s = scheduled, time.monotonic()
 
     def after_pass(self, updates: list[SequenceUpdate]) -> None:
         for update in updates:
             if update.prompt_scores is not None:
                 self._keep_scores(update.prompt_scores)
+        self._note_chunks()
         self._bridge.after_pass(updates)
+
+    def _note_chunks(self) -> None:
+        assert self._scheduled is not None
+        for chunk in self._scheduled.chunks:
+            request = self._bridge.requests.get(chunk.request_id)
+            if request is not None:
+                request.on_own_chunk(chunk.end, self._pass_start_s, self._loop.last_pass_s)
 
     def _keep_scores(self, scores: PromptScores) -> None:
         """A request that was preempted is scored once more; its scores go out once."""

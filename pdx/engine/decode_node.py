@@ -139,6 +139,7 @@ class DecodeNode:
                 self._bridge.fail(request_id, error)
             return
         for sequence in self.scheduler.admit():
+            self._bridge.requests[sequence.request_id].on_admitted()
             if len(sequence.token_ids) == 1:
                 self.scheduler.start(sequence.request_id)  # nothing to prefill
             else:

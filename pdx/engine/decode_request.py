@@ -11,10 +11,14 @@ import numpy as np
 
 from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.decode_side import PrefillTimes
-from pdx.metrics.timeline import RequestTimeline
+from pdx.messenger.messages import ChunkTimes
+from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
 from pdx.request.batch import ScoredToken
 
 __all__ = ["DecodeRequest"]
+
+#: Moments of a transfer that its timeline shows.
+_MAX_LANDED = 32
 
 
 @dataclass(slots=True)
@@ -36,12 +40,26 @@ class DecodeRequest:
     same_host: bool = False
     num_transfers: int = 0
     transfer_bytes: int = 0
+    admitted_s: float | None = None
+    #: What this node itself prefilled.
+    own_chunks: list[ChunkTimes] = field(default_factory=list)
     dispatched_s: float | None = None
     arrived_s: float | None = None
     first_token_s: float | None = None
     output_len: int = 0
     arrival: Arrival | None = None
     times: PrefillTimes | None = None
+
+    def on_admitted(self) -> None:
+        """Its pages are leased. After a preemption that is told of the first time only."""
+        if self.admitted_s is None:
+            self.admitted_s = time.monotonic()
+
+    def on_own_chunk(self, end_position: int, start_s: float, end_s: float) -> None:
+        """A pass of this node has computed a part of the prompt."""
+        start_ns, end_ns = int(start_s * 1e9), int(end_s * 1e9)
+        chunk = ChunkTimes(end_position=end_position, start_ns=start_ns, end_ns=end_ns)
+        self.own_chunks.append(chunk)
 
     def dispatch(self, transfer_id: int, link: DecodeLink, num_bytes: int) -> None:
         """A prefiller is asked for the KV cache."""
@@ -82,17 +100,49 @@ class DecodeRequest:
             provider=self.provider,
             transfer_bytes=self.transfer_bytes,
             hidden_share=self._hidden_share(),
+            admitted_s=self._since(self.admitted_s),
             dispatched_s=self._since(self.dispatched_s),
-            prefill_start_s=self._since(times.prefill_start_ns * 1e-9 if times else None),
-            last_layer_s=self._since(times.last_layer_ns * 1e-9 if times else None),
+            prefill_start_s=self._since_ns(times.prefill_start_ns if times else 0),
+            last_layer_s=self._since_ns(times.last_layer_ns if times else 0),
+            posted_s=self._since_ns(times.posted_ns if times else 0),
             arrived_s=self._since(self.arrived_s),
             first_token_s=self._since(self.first_token_s),
             finished_s=self._since(time.monotonic()),
             num_retries=max(self.num_transfers - 1, 0),
+            chunks=self._chunks(times),
+            landed=self._landed(),
         )
 
     def _since(self, moment_s: float | None) -> float | None:
         return None if moment_s is None else moment_s - self.arrival_s
+
+    def _since_ns(self, moment_ns: int) -> float | None:
+        return moment_ns * 1e-9 - self.arrival_s if moment_ns else None
+
+    def _chunks(self, times: PrefillTimes | None) -> list[PrefillChunk]:
+        chunks = [*(times.chunks if times else ()), *self.own_chunks]
+        return [
+            PrefillChunk(
+                end_position=chunk.end_position,
+                start_s=chunk.start_ns * 1e-9 - self.arrival_s,
+                end_s=self._since_ns(chunk.end_ns),
+            )
+            for chunk in chunks
+        ]
+
+    def _landed(self) -> list[LandedShare]:
+        if self.arrival is None or not len(self.arrival.ns):
+            return []
+        last = len(self.arrival.ns) - 1
+        picks = np.unique(np.linspace(0, last, min(last + 1, _MAX_LANDED)).astype(int))
+        total = int(self.arrival.atoms[-1])
+        return [
+            LandedShare(
+                at_s=int(self.arrival.ns[i]) * 1e-9 - self.arrival_s,
+                share=int(self.arrival.atoms[i]) / total,
+            )
+            for i in picks
+        ]
 
     def _hidden_share(self) -> float | None:
         """Share of the atoms that had been counted when the last layer was done. Atoms are equal in

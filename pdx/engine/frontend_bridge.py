@@ -18,6 +18,7 @@ from pdx.engine.frontend import FrontendProcess
 from pdx.engine.loading import LoadedModel
 from pdx.errors import RequestError
 from pdx.messenger.control import parse_address
+from pdx.request.request import FinishReason
 from pdx.request.stream import (
     Abort,
     FrontendConfig,
@@ -100,8 +101,8 @@ class FrontendBridge:
             match await self._frontend.receive():
                 case Submit() as submit:
                     self._submit(submit)
-                case Abort(stream_id=stream_id):
-                    self._abort(stream_id)
+                case Abort() as abort:
+                    self._abort(abort)
             self._owner.wake()
 
     async def report(self, status: Callable[[], NodeStatus]) -> None:
@@ -158,13 +159,21 @@ class FrontendBridge:
             prompt_logprobs_wanted=submit.sampling.prompt_logprobs,
         )
 
-    def _abort(self, stream_id: int) -> None:
-        request = self.requests.pop(stream_id, None)
+    def _abort(self, abort: Abort) -> None:
+        request = self.requests.pop(abort.stream_id, None)
         if request is None:
             return
-        self.counters["aborted"] += 1
-        self._scheduler.abort(stream_id)
+        self.counters["finished" if abort.has_result else "aborted"] += 1
+        self._scheduler.abort(abort.stream_id)
         self._owner.aborted(request)
+        if abort.has_result:
+            last = StreamUpdate(
+                stream_id=abort.stream_id,
+                token_ids=[],
+                finish_reason=FinishReason.STOP,
+                timeline=request.timeline(),
+            )
+            self._frontend.send(StepFrame(updates=[last]))
 
     def _stream_update(self, request: DecodeRequest, update: SequenceUpdate) -> StreamUpdate:
         request.on_tokens(len(update.token_ids))

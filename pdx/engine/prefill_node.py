@@ -81,6 +81,8 @@ class PrefillNode:
         #: Leases under failed writes of a link that is not fenced yet.
         self._unproved: dict[PrefillLink, list[int]] = {}
         self._links: set[PrefillLink] = set()
+        #: Jobs with a chunk in the pass that runs.
+        self._in_pass: list[_Job] = []
         self._next_request_id = itertools.count(1)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -239,10 +241,12 @@ class PrefillNode:
             self.scheduler.start(sequence.request_id)
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
+        self._in_pass = []
         for chunk in scheduled.chunks:
             job = self._jobs.get(chunk.request_id)
             if job is None:
                 continue  # an earlier chunk found that their common link is down, which ended it
+            self._in_pass.append(job)
             job.link.on_chunk(
                 job.transfer_id,
                 pass_idx=scheduled.batch.pass_idx,
@@ -252,6 +256,8 @@ class PrefillNode:
             )
 
     def after_pass(self, updates: list[SequenceUpdate]) -> None:
+        for each in self._in_pass:
+            each.link.on_chunk_done(each.transfer_id)
         self.counters["prefilled"] += sum(update.prefilled for update in updates)
         for update in updates:
             job = self._jobs.get(update.request_id)

@@ -27,6 +27,7 @@ from pdx.errors import ProtocolError, RequestError, TransferFailed
 from pdx.kv.pages import Proof
 from pdx.messenger.messages import (
     Cancel,
+    ChunkTimes,
     ControlMessage,
     Drained,
     Failed,
@@ -141,6 +142,8 @@ class PrefillTimes:
     transfer_id: int
     prefill_start_ns: int
     last_layer_ns: int
+    posted_ns: int = 0
+    chunks: tuple[ChunkTimes, ...] = ()
 
 
 DecodeAction = (
@@ -362,7 +365,7 @@ class DecodeSide:
             return self._on_total(message.transfer_id, message.atoms, 0, now)
         else:
             self._set_deadline(transfer, now + self._timeouts.lost_writes_s, 0)
-        return [PrefillTimes(message.transfer_id, message.prefill_start_ns, message.last_layer_ns)]
+        return [_prefill_times(message)]
 
     def _on_total(
         self, transfer_id: int, atoms: int, failed: int, now: float
@@ -393,6 +396,16 @@ class DecodeSide:
     def _forget_slot(self, transfer: _Transfer) -> None:
         del self._by_slot[transfer.slot, transfer.generation]
         self._slots.give_back(transfer.slot)
+
+
+def _prefill_times(posted: Posted) -> PrefillTimes:
+    return PrefillTimes(
+        posted.transfer_id,
+        posted.prefill_start_ns,
+        posted.last_layer_ns,
+        posted.posted_ns,
+        tuple(posted.chunks),
+    )
 
 
 def _link_lost(reason: str) -> RequestError:

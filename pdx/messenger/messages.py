@@ -23,6 +23,7 @@ __all__ = [
     "MAX_CONTROL_FRAME_BYTES",
     "PROTOCOL_VERSION",
     "Cancel",
+    "ChunkTimes",
     "ControlMessage",
     "Describe",
     "Description",
@@ -129,6 +130,15 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logp
     last: bool
 
 
+class ChunkTimes(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One chunk of a prompt; times as in Posted."""
+
+    end_position: int
+    start_ns: int
+    #: 0: its pass has not been taken in yet.
+    end_ns: int = 0
+
+
 class Posted(msgspec.Struct, frozen=True, kw_only=True, tag="posted"):
     """All writes of a transfer are complete on the prefiller's side. Never a sign of readiness."""
 
@@ -137,6 +147,9 @@ class Posted(msgspec.Struct, frozen=True, kw_only=True, tag="posted"):
     #: CLOCK_MONOTONIC of the prefiller's host, ns.
     prefill_start_ns: int
     last_layer_ns: int
+    #: The last completion was in; 0: not told.
+    posted_ns: int = 0
+    chunks: list[ChunkTimes] = []
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

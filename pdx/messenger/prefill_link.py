@@ -161,6 +161,10 @@ class PrefillLink:
         )
         self._apply(actions)
 
+    def on_chunk_done(self, transfer_id: int) -> None:
+        """The pass with the transfer's latest chunk has been taken in."""
+        self._side.on_chunk_done(transfer_id, time.monotonic_ns())
+
     def on_scores(self, transfer_id: int, scores: PromptScores, *, last: bool) -> None:
         """A pass has scored some of the prompt's tokens."""
         actions = self._side.on_scores(transfer_id, scores.first_position, scores.tokens, last=last)
@@ -202,6 +206,7 @@ class PrefillLink:
             posted=event.posted_atoms,
             failed=event.failed_atoms,
             last_progress_ns=event.last_progress_ns or 0,
+            now_ns=time.monotonic_ns(),
         )
         self._apply(actions)
 

@@ -17,12 +17,15 @@ Cancel always gets its
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from pdx.errors import InvalidRequest, ProtocolError, RequestError
 from pdx.messenger.decode_side import EndLink, Send
 from pdx.messenger.messages import (
     Cancel,
+    ChunkTimes,
     ControlMessage,
     Drained,
     Failed,
@@ -138,6 +141,7 @@ class _Transfer:
     cursor: SendCursor
     state: _State = _State.QUEUED
     prefill_start_ns: int = 0
+    chunks: list[ChunkTimes] = field(default_factory=list)
     posted: int = 0
     failed: int = 0
 
@@ -208,6 +212,7 @@ class PrefillSide:
             ]
         if transfer.state is not _State.OPEN:
             return []
+        transfer.chunks.append(ChunkTimes(end_position=end, start_ns=now_ns))
         pairs = transfer.cursor.advance(src_page_indices, end, last=last)
         if pairs:
             actions.append(Arm(transfer_id, pairs, pass_idx))
@@ -215,6 +220,14 @@ class PrefillSide:
             transfer.state = _State.SEALED
             actions.append(Seal(transfer_id))
         return actions
+
+    def on_chunk_done(self, transfer_id: int, now_ns: int) -> None:
+        """The pass with the transfer's latest chunk has been taken in. Changes nothing but what
+        Posted tells; its last chunk may come too late for that.
+        """
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None and transfer.chunks:
+            transfer.chunks[-1] = msgspec.structs.replace(transfer.chunks[-1], end_ns=now_ns)
 
     def on_scores(
         self, transfer_id: int, first_position: int, tokens: list[ScoredToken], *, last: bool
@@ -229,7 +242,7 @@ class PrefillSide:
         return [Send(message)]
 
     def on_send_done(
-        self, transfer_id: int, *, posted: int, failed: int, last_progress_ns: int
+        self, transfer_id: int, *, posted: int, failed: int, last_progress_ns: int, now_ns: int = 0
     ) -> list[PrefillAction]:
         """The fabric is done with a transfer: sealed and complete, cancelled and drained, failed,
         or fenced.
@@ -245,7 +258,7 @@ class PrefillSide:
         if state is _State.CANCELLED:
             return [released, _drained(transfer_id, transfer)]
         if state is _State.SEALED and not failed and posted == transfer.prefill.atoms:
-            return [released, _posted(transfer_id, transfer, last_progress_ns)]
+            return [released, _posted(transfer_id, transfer, last_progress_ns, now_ns)]
         reason = f"{failed} writes failed, {posted} of {transfer.prefill.atoms} posted"
         message = Failed(transfer_id=transfer_id, atoms=posted, failed=failed, reason=reason)
         return [Dropped(transfer_id), released, Send(message)]
@@ -317,13 +330,15 @@ def _drained(transfer_id: int, transfer: _Transfer) -> Send:
     return Send(Drained(transfer_id=transfer_id, atoms=transfer.posted, failed=transfer.failed))
 
 
-def _posted(transfer_id: int, transfer: _Transfer, last_progress_ns: int) -> Send:
+def _posted(transfer_id: int, transfer: _Transfer, last_progress_ns: int, now_ns: int) -> Send:
     return Send(
         Posted(
             transfer_id=transfer_id,
             atoms=transfer.posted,
             prefill_start_ns=transfer.prefill_start_ns,
             last_layer_ns=last_progress_ns,
+            posted_ns=now_ns,
+            chunks=transfer.chunks,
         )
     )
 

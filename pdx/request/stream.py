@@ -78,9 +78,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """The client has left. Nothing comes back for this stream after the primary has read this."""
+    """The stream's tokens are wanted no more. Unless it has ended, the primary answers nothing
+    (``has_result`` false: its client has left), or a last update without tokens, which brings the
+    timeline (true: its text is complete).
+    """
 
     stream_id: int
+    has_result: bool = False
 
 
 class StreamUpdate(msgspec.Struct, frozen=True, kw_only=True):

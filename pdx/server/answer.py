@@ -11,11 +11,13 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import Message, Send
 
 from pdx.errors import PdxError
 from pdx.metrics.serving import ServingMetrics, StreamEnd
+from pdx.metrics.timeline import RequestTimeline
 from pdx.request.request import SamplingParams
 from pdx.request.stream import StreamUpdate
 from pdx.server.channel import EngineChannel, StreamGroup
@@ -51,6 +53,11 @@ class Service:
     timelines: RecentTimelines
     metrics: ServingMetrics
 
+    def record(self, request_id: str, choice_idx: int, timeline: RequestTimeline) -> None:
+        """A stream's timeline has come: once for each stream that has one."""
+        self.timelines.record(request_id, choice_idx, timeline)
+        self.metrics.timeline(timeline)
+
 
 class _Choice:
     """One stream: its reader, and its times for the metrics."""
@@ -60,7 +67,7 @@ class _Choice:
         self._prompt_len = prompt_len
         self._arrival_s = arrival_s
         self._last_token_s: float | None = None
-        self._has_timeline = False
+        self._has_source = False
         self._has_ended = False
 
     def take(self, update: StreamUpdate, metrics: ServingMetrics) -> Delta:
@@ -74,8 +81,9 @@ class _Choice:
             metrics.tokens(self.reader.num_tokens - num_before, now - self._last_token_s)
         self._last_token_s = now
         if update.timeline is not None:
-            self._has_timeline = True
-            metrics.timeline(update.timeline)
+            self._has_source = True
+        elif self.reader.stopped_here:
+            self._has_source = True  # the timeline is on its way
         if delta.finish_reason is not None:
             self.end(delta.finish_reason, metrics)
         return delta
@@ -86,7 +94,7 @@ class _Choice:
             return
         self._has_ended = True
         metrics.ended(end, time.monotonic() - self._arrival_s)
-        if self._last_token_s is not None and not self._has_timeline:
+        if self._last_token_s is not None and not self._has_source:
             metrics.prompt_of_unknown_source(self._prompt_len)
 
 
@@ -176,11 +184,14 @@ class Answer:
         ]
 
     def _take(self, idx: int, update: StreamUpdate) -> Delta:
+        request_id = self._shape.head.request_id
         if update.timeline is not None:
-            self._service.timelines.record(self._shape.head.request_id, idx, update.timeline)
+            self._service.record(request_id, idx, update.timeline)
         delta = self._choices[idx].take(update, self._service.metrics)
-        if self._choices[idx].reader.stopped_here:
-            self._group.close_choice(idx)
+        if self._choices[idx].reader.stopped_here and update.timeline is None:
+            self._service.timelines.expect(request_id, idx)
+            record = partial(self._service.record, request_id, idx)
+            self._group.complete_choice(idx, record)
         return delta
 
     def _is_done(self) -> bool:

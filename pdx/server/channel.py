@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from pdx.errors import CapacityError, ProtocolError, RequestError, WorkerError
+from pdx.metrics.timeline import RequestTimeline
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
 from pdx.request.request import SamplingParams
 from pdx.request.stream import (
@@ -29,7 +31,9 @@ from pdx.request.stream import (
     ToFrontend,
 )
 
-__all__ = ["EngineChannel", "StreamGroup"]
+__all__ = ["EngineChannel", "OnTimeline", "StreamGroup"]
+
+OnTimeline: TypeAlias = Callable[[RequestTimeline], None]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,8 @@ class StreamGroup:
         self._choice_of = {stream_id: idx for idx, stream_id in enumerate(stream_ids)}
         self._queue: asyncio.Queue[tuple[int, StreamUpdate | Exception]] = asyncio.Queue()
         self._failure: Exception | None = None
+        #: Of streams that have ended, also where nobody has read that yet.
+        self._timelines: dict[int, RequestTimeline] = {}
 
     async def updates(self) -> list[tuple[int, StreamUpdate]]:
         """All updates that have come since the last call, with their choice's index; waits for at
@@ -71,13 +77,20 @@ class StreamGroup:
 
     def put(self, stream_id: int, event: StreamUpdate | Exception) -> None:
         """Called by the channel only."""
+        if isinstance(event, StreamUpdate) and event.timeline is not None:
+            self._timelines[stream_id] = event.timeline
         self._queue.put_nowait((stream_id, event))
 
-    def close_choice(self, choice_idx: int) -> None:
-        """One choice needs no more tokens: its stream is aborted if it still runs."""
+    def complete_choice(self, choice_idx: int, on_timeline: OnTimeline) -> None:
+        """One choice's text is complete: its stream is aborted if it still runs. Its timeline comes
+        then or now, unless the engine fails first.
+        """
         stream_id = self._stream_ids[choice_idx]
         self._choice_of.pop(stream_id, None)
-        self._channel.release([stream_id])
+        if stream_id in self._timelines:
+            on_timeline(self._timelines[stream_id])
+        else:
+            self._channel.complete(stream_id, on_timeline)
 
     def close(self) -> None:
         """End the group; may be called at any time, also twice."""
@@ -92,6 +105,8 @@ class EngineChannel:
         self._writer = writer
         self._decoder = msgspec.msgpack.Decoder(ToFrontend)
         self._groups: dict[int, StreamGroup] = {}
+        #: Complete streams whose last update is still to come.
+        self._completing: dict[int, OnTimeline] = {}
         self._next_stream_id = 1
         self._config: FrontendConfig | None = None
         self._is_open = True
@@ -165,6 +180,12 @@ class EngineChannel:
             if self._groups.pop(stream_id, None) is not None and self._is_open:
                 self._writer.write(encode_frame(Abort(stream_id=stream_id)))
 
+    def complete(self, stream_id: int, on_timeline: OnTimeline) -> None:
+        """End a stream that runs and has all that it should; its timeline comes later."""
+        if self._groups.pop(stream_id, None) is not None and self._is_open:
+            self._completing[stream_id] = on_timeline
+            self._writer.write(encode_frame(Abort(stream_id=stream_id, has_result=True)))
+
     async def run(self) -> None:
         """Hand out updates until the primary closes the socket; then every running stream fails.
 
@@ -199,6 +220,7 @@ class EngineChannel:
                 for update in message.updates:
                     self._hand_out(update)
             case StreamFailed():
+                self._completing.pop(message.stream_id, None)
                 group = self._groups.pop(message.stream_id, None)
                 if group is not None:
                     group.put(message.stream_id, _as_error(message))
@@ -208,6 +230,10 @@ class EngineChannel:
                 raise ProtocolError("FrontendConfig came twice")
 
     def _hand_out(self, update: StreamUpdate) -> None:
+        if update.timeline is not None:
+            on_timeline = self._completing.pop(update.stream_id, None)
+            if on_timeline is not None:
+                on_timeline(update.timeline)
         if update.finish_reason is None:
             group = self._groups.get(update.stream_id)
         else:

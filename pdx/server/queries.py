@@ -112,7 +112,7 @@ class Queries:
         request_id, choice = request.path_params["request_id"], request.query_params.get("choice")
         if choice is not None and not (choice.isdecimal() and len(choice) < 5):
             raise InvalidRequest(f"choice must be an index, got {choice[:80]!r}", param="choice")
-        found = self._service.timelines.find(request_id, int(choice or 0))
+        found = await self._service.timelines.find(request_id, int(choice or 0))
         if found is None:
             raise HTTPException(404, f"no finished request {request_id[:80]} is remembered")
         return _json(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 
 from pdx.metrics.timeline import RequestTimeline
@@ -10,18 +11,38 @@ __all__ = ["RecentTimelines"]
 
 
 class RecentTimelines:
-    """A request with several choices has a timeline for each."""
+    """A request with several choices has a timeline for each. That of a choice which a stop string
+    ended comes from the engine a little later than its answer's end.
+    """
 
     def __init__(self, max_requests: int = 1000) -> None:
         self._max_requests = max_requests
-        self._requests: OrderedDict[str, dict[int, RequestTimeline]] = OrderedDict()
+        self._requests: OrderedDict[str, dict[int, asyncio.Future[RequestTimeline]]] = OrderedDict()
 
     def record(self, request_id: str, choice_idx: int, timeline: RequestTimeline) -> None:
         """Keep one; the oldest request makes room."""
-        self._requests.setdefault(request_id, {})[choice_idx] = timeline
+        future = self._future(request_id, choice_idx)
+        if not future.done():
+            future.set_result(timeline)
+
+    def expect(self, request_id: str, choice_idx: int) -> None:
+        """One will be recorded soon."""
+        self._future(request_id, choice_idx)
+
+    async def find(
+        self, request_id: str, choice_idx: int, *, patience_s: float = 1.0
+    ) -> RequestTimeline | None:
+        """None: unknown, still running, too long ago, or expected and not there in time."""
+        future = self._requests.get(request_id, {}).get(choice_idx)
+        if future is None:
+            return None
+        await asyncio.wait([future], timeout=patience_s)
+        return future.result() if future.done() else None
+
+    def _future(self, request_id: str, choice_idx: int) -> asyncio.Future[RequestTimeline]:
+        choices = self._requests.setdefault(request_id, {})
+        if choice_idx not in choices:
+            choices[choice_idx] = asyncio.get_running_loop().create_future()
         if len(self._requests) > self._max_requests:
             self._requests.popitem(last=False)
-
-    def find(self, request_id: str, choice_idx: int) -> RequestTimeline | None:
-        """None: unknown, still running, or too long ago."""
-        return self._requests.get(request_id, {}).get(choice_idx)
+        return choices[choice_idx]

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdx.metrics.timeline import RequestTimeline
 from pdx.request.request import FinishReason
-from pdx.request.stream import NodeStatus, StepFrame, StreamFailed, Submit
+from pdx.request.stream import Abort, NodeStatus, StepFrame, StreamFailed, Submit
 
 if TYPE_CHECKING:
     from conftest import Frontend
@@ -90,14 +90,26 @@ def test_prompt_tokens_add_up_and_nothing_falls(
 
 
 def test_stream_that_a_stop_string_cut_short_adds_up_too(
-    frontend: Frontend, http: httpx.Client, make_say: Callable[..., object]
+    frontend: Frontend,
+    http: httpx.Client,
+    make_say: Callable[..., object],
+    make_update: Callable[..., StepFrame],
 ) -> None:
     frontend.script = make_say("ab", None)  # type: ignore[assignment]
     before = scrape(http)
-    http.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stop": "b"})
+    answer = http.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stop": "b"}).json()
+    stream_id = frontend.next(Submit).stream_id
+    abort = frontend.next(Abort)
+    assert (abort.stream_id, abort.has_result) == (stream_id, True)
+    timeline = RequestTimeline(prompt_len=3, output_len=2, prefiller="peer", transfer_bytes=70)
+    frontend.send(make_update(stream_id, [], FinishReason.STOP, timeline))
+    assert http.get(f"/pdx/requests/{answer['id']}").json()["output_len"] == 2
     after = scrape(http)
     assert grown(before, after, "pdx_prompt_tokens_total") == 3
-    assert grown(before, after, "pdx_prompt_tokens_by_source_total{source=unknown}") == 3
+    assert grown(before, after, "pdx_prompt_tokens_by_source_total{source=remote}") == 2
+    assert grown(before, after, "pdx_prompt_tokens_by_source_total{source=local}") == 1
+    assert grown(before, after, "pdx_prompt_tokens_by_source_total{source=unknown}") == 0
+    assert grown(before, after, "pdx_transfer_bytes_total") == 70
     assert grown(before, after, "pdx_streams_ended_total{end=stop}") == 1
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import httpx
@@ -53,12 +54,22 @@ def test_timeline_is_found_by_the_api_id(talking: Frontend, http: httpx.Client) 
     assert http.get(f"/pdx/requests/{answer['id']}?choice=2").status_code == 404
 
 
-def test_oldest_timelines_are_forgotten() -> None:
+async def test_oldest_timelines_are_forgotten() -> None:
     recent = RecentTimelines(max_requests=2)
     timeline = RequestTimeline(prompt_len=1, output_len=1)
     for request_id in ("a", "b", "c"):
         recent.record(request_id, 0, timeline)
         recent.record(request_id, 1, timeline)
-    assert recent.find("a", 0) is None
-    assert recent.find("b", 1) is timeline
-    assert recent.find("c", 0) is timeline
+    assert await recent.find("a", 0) is None
+    assert await recent.find("b", 1) is timeline
+    assert await recent.find("c", 0) is timeline
+
+
+async def test_expected_timeline_is_waited_for() -> None:
+    recent = RecentTimelines()
+    recent.expect("a", 0)
+    assert await recent.find("a", 0, patience_s=0) is None
+    found = asyncio.ensure_future(recent.find("a", 0, patience_s=30))
+    timeline = RequestTimeline(prompt_len=1, output_len=1)
+    recent.record("a", 0, timeline)
+    assert await found is timeline
