@@ -38,9 +38,12 @@ def report_on_request(status: Callable[[], Mapping[str, int]]) -> None:
     """From now on, SIGUSR1 writes the node's status to stderr, as a line of JSON."""
 
     def report() -> None:
-        status_line(f"status: {json.dumps(status())}")
+        # The callback itself is no task.
+        tasks = {"asyncio_tasks": len(asyncio.all_tasks(loop))}
+        status_line(f"status: {json.dumps({**status(), **tasks})}")
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, report)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, report)
 
 
 def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:

@@ -6,6 +6,7 @@ primary knows comes with each timeline and with its status. A registry of its ow
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
@@ -60,6 +61,9 @@ class ServingMetrics:
         new = _Family(self._registry)
         new.gauge("pdx_build_info", "1.", "version", "model").labels(version, model).set(1)
         new.gauge("pdx_streams_running", "Streams that run.").set_function(num_streams)
+        new.gauge("pdx_frontend_tasks", "Tasks of the frontend's event loop.").set_function(
+            lambda: len(asyncio.all_tasks())
+        )
         self._registry.register(_NodeCounts(counts))
         self._transfers = _TransferMetrics(new)
         self._http = new.counter(
@@ -87,7 +91,7 @@ class ServingMetrics:
         self._generated = new.counter("pdx_generated_tokens", "Tokens generated.")
 
     def scrape(self) -> bytes:
-        """The page for Prometheus."""
+        """The page for Prometheus; called on the frontend's event loop."""
         return prometheus_client.generate_latest(self._registry)
 
     def http(self, route: str, status: int) -> None:
