@@ -68,12 +68,14 @@ def generate(
     ] = 128,
     temperature: Annotated[
         float,
-        typer.Option(min=0, metavar="NUMBER", rich_help_panel=_SAMPLING, help="0 is greedy."),
+        typer.Option(
+            min=0, max=2, metavar="NUMBER", rich_help_panel=_SAMPLING, help="0 is greedy."
+        ),
     ] = 0.0,
     top_p: Annotated[
         float,
         typer.Option(
-            min=0, max=1, metavar="NUMBER", rich_help_panel=_SAMPLING, help="Nucleus sampling."
+            min=0.001, max=1, metavar="NUMBER", rich_help_panel=_SAMPLING, help="Nucleus sampling."
         ),
     ] = 1.0,
     seed: Annotated[
@@ -130,6 +132,10 @@ async def _run(job: _Job, folder: Path, loaded: LoadedModel) -> None:
 
     tokenizer = Tokenizer.from_folder(folder)
     prompt_ids = _prompt_ids(job, folder, tokenizer)
+    vocab_size = loaded.model.vocab_size
+    wrong = [token_id for token_id in prompt_ids if not 0 <= token_id < vocab_size]
+    if wrong:
+        raise ConfigError(f"token id {wrong[0]} is outside the vocabulary of {vocab_size}")
     room = loaded.context_len - len(prompt_ids)
     eos = loaded.model.eos_token_ids
     sampling = SamplingParams(

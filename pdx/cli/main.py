@@ -78,7 +78,8 @@ def _run() -> int:
     except Exception as error:  # noqa: BLE001 - the process's edge
         usage = _usage(error)
         if usage is not None:
-            print_error(*usage)
+            if usage[0]:  # nothing is said where a help page has been shown instead
+                print_error(*usage)
             return _USAGE
         print_error(
             f"a bug in pdx: {type(error).__name__}: {error}", "run it again with --debug, report it"

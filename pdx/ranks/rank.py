@@ -145,6 +145,7 @@ class RankProcess:
         message = _decoder.decode(await self._read_exactly(num_bytes))
         if isinstance(message, RankFailed):
             error = error_from_report(message.kind, message.message)
+            error.hint = message.hint
             if message.traceback:
                 error.add_note(message.traceback)
             raise error

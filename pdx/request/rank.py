@@ -63,6 +63,7 @@ class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
     kind: str
     message: str
+    hint: str | None = None
     traceback: str
 
 

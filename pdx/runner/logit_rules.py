@@ -19,6 +19,8 @@ from pdx.request.request import SamplingParams
 
 __all__ = ["LogitRules"]
 
+_FLOAT32 = torch.finfo(torch.float32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitRules:
@@ -73,8 +75,10 @@ class LogitRules:
         if repetition != 1:
             # An id may be here more than once; then the same value is stored twice.
             seen = torch.cat([self.prompt_ids, output])
-            scores = row[seen]
-            row[seen] = torch.where(scores > 0, scores / repetition, scores * repetition)
+            # A penalty close to zero must not make an infinite logit: nothing can be drawn by it.
+            scores = row[seen].to(torch.float64)
+            scores = torch.where(scores > 0, scores / repetition, scores * repetition)
+            row[seen] = scores.clamp(_FLOAT32.min, _FLOAT32.max).to(torch.float32)
         presence, frequency = self.sampling.presence_penalty, self.sampling.frequency_penalty
         if presence != 0 or frequency != 0:
             ids, counts = torch.unique(output, return_counts=True)

@@ -11,6 +11,7 @@ import json
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails
 
 from pdx.errors import InvalidRequest
 
@@ -257,7 +258,7 @@ def _check_nesting(raw: bytes) -> None:
 
 
 def _as_refusal(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False)[0]
+    first = _most_telling(error.errors(include_url=False))
     # Of the places in a body only names and indices are the client's; the rest is pydantic's.
     place = [part for idx, part in enumerate(first["loc"]) if idx == 0 or isinstance(part, int)]
     where = ".".join(map(str, place))
@@ -265,6 +266,15 @@ def _as_refusal(error: ValidationError) -> InvalidRequest:
     if first["type"] != "missing" and isinstance(first["input"], str | int | float) and where:
         message += f", got {_shown(first['input'])}"
     return InvalidRequest(message, param=where.partition(".")[0] or None)
+
+
+def _most_telling(errors: list[ErrorDetails]) -> ErrorDetails:
+    """Of what is wrong with the first wrong field. Where it may have several types, each complains:
+    what is said of a value tells more than what is said of its type, and so does what is deeper.
+    """
+    field = errors[0]["loc"][:1]
+    of_field = [error for error in errors if error["loc"][:1] == field]
+    return max(of_field, key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
 
 
 def _check_extra(name: str, value: object, neutral: dict[str, tuple[object, ...]]) -> None:

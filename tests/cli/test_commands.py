@@ -105,6 +105,37 @@ def test_a_command_that_is_refused_exits_with_1() -> None:
     assert "error: no answer from http://127.0.0.1:1/v1" in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--device", "abacus"], "abacus"),
+        (["--kv-memory", "1K"], "hint: give the KV cache more memory"),
+        (["--token-ids", "1,2,999999"], "token id 999999 is outside the vocabulary of 512"),
+        (["--token-ids", "-1"], "token id -1 is outside the vocabulary of 512"),
+        (["--temperature", "inf"], "'--temperature'"),
+        (["--top-p", "0"], "'--top-p'"),
+    ],
+)
+def test_what_only_the_rank_can_refuse_is_told_like_any_other_error(
+    tiny_llama: Path, flags: list[str], told: str
+) -> None:
+    prompt = [] if "--token-ids" in flags else ["hello"]
+    run = pdx("generate", str(tiny_llama), *prompt, *flags, "-n", "1", PDX_KV_MEMORY="16M")
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr.startswith("error: ")
+    assert told in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("group", ["inspect", "bench"])
+def test_a_group_without_a_command_says_what_there_is(group: str) -> None:
+    run = pdx(group)
+    assert run.returncode == 2
+    assert "error: \n" not in run.stderr
+    assert group in run.stdout + run.stderr
+
+
 def test_a_bug_exits_with_70_and_shows_its_traceback_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import pdx.cli.api\ndef broken(url):\n    raise KeyError('oops')\n"

@@ -114,6 +114,16 @@ def test_ids_past_the_vocabulary_change_nothing() -> None:
     assert (row != ROW).nonzero().flatten().tolist() == [2]
 
 
+@pytest.mark.parametrize("penalty", [1e-300, 1e-38, 5e-324])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_repetition_penalty_close_to_zero_draws_a_token(penalty: float, temperature: float) -> None:
+    assert applied(repetition_penalty=penalty).isfinite().all()
+    sampling = SamplingParams(max_tokens=9, temperature=temperature, repetition_penalty=penalty)
+    [token] = greedy(sampling, 1)
+    assert ROW[token] > 0
+    assert token in PROMPT
+
+
 def greedy(sampling: SamplingParams, num_tokens: int) -> list[int]:
     """Greedy text of a model that always gives the same logits."""
     rules, output = LogitRules.of(sampling, PROMPT, VOCAB), list[int]()

@@ -157,6 +157,22 @@ NOT_SERVED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [
+        (["a"] * 33, "stop: List should have at most 32 items"),
+        (["a", ""], "stop.1: String should have at least 1 character"),
+        (5, "stop: Input should be a valid string"),
+    ],
+)
+def test_what_is_told_of_a_field_of_several_types_is_what_is_wrong(
+    http: httpx.Client, stop: object, told: str
+) -> None:
+    assert error_of(http.post(COMPLETIONS, json=OK | {"stop": stop}), 400)["message"].startswith(
+        told
+    )
+
+
 @pytest.mark.parametrize("stream", [None, True])
 @pytest.mark.parametrize(("path", "body", "param"), BAD_VALUES)
 def test_bad_value_is_a_400_that_names_the_field(
