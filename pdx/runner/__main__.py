@@ -39,11 +39,17 @@ def main() -> int:
 
         serve(channel)
     except Exception as error:  # noqa: BLE001 (the edge of the process: whatever it is, the primary is told)
-        print(traceback.format_exc(), file=sys.stderr)  # noqa: T201
-        kind = type(error) if isinstance(error, PdxError) else InternalError
-        message = str(error) if isinstance(error, PdxError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, PdxError):
+            error = InternalError(f"{type(error).__name__}: {error}").with_traceback(
+                error.__traceback__
+            )
+        told = "".join(traceback.format_exception(error))
+        if isinstance(error, InternalError):  # the others are refusals: their message says it all
+            print(told, file=sys.stderr)  # noqa: T201
         channel.send(
-            RankFailed(kind=kind.__name__, message=message, traceback=traceback.format_exc())
+            RankFailed(
+                kind=type(error).__name__, message=error.message, hint=error.hint, traceback=told
+            )
         )
         return 1
     return 0
