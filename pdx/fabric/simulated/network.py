@@ -188,7 +188,8 @@ class SimulatedNetwork:
         source.outbound[flight] = None
         target.inbound[flight] = None
         self._clock.call_at(self._landing_ns(flight), partial(self._land, flight))
-        if source.provider == "tcp":
+        # Small ones are injected: their bytes are taken at once.
+        if source.provider == "tcp" or operation.kind is not OpKind.WRITE:
             self._report_later(flight)
         return True
 
@@ -386,9 +387,9 @@ class SimulatedNetwork:
         flight.delivered = True
         self._forget(flight)
         operation, target = flight.operation, flight.target
-        if target.provider == "shm":
-            self._report_later(flight)
         if operation.kind is OpKind.WRITE:
+            if target.provider == "shm":
+                self._report_later(flight)
             target.worker.on_imm(target.link, operation.imm)
         elif operation.kind is OpKind.PROBE:
             target.worker.on_probe(target.link, operation.imm)
