@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from pdx.cli import inspect_fabric, inspect_model, inspect_topology
+from pdx.cli import inspect_fabric, inspect_model, inspect_topology, inspect_transfers
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="inspect",
-    help="Look at a model, or at this machine, without serving anything.",
+    help="Look at a model, at this machine, or at a running node's transfers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command("model")(inspect_model.model)
 app.command("topology")(inspect_topology.topology)
 app.command("fabric")(inspect_fabric.fabric)
+app.command("transfers")(inspect_transfers.transfers)
 
 
 @app.callback()

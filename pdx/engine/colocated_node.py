@@ -13,6 +13,7 @@ from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend_bridge import FrontendBridge
 from pdx.engine.loading import LoadedModel
 from pdx.engine.step_loop import StepLoop
+from pdx.metrics.transfers import Transfers
 from pdx.request.batch import PromptScores
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.scheduler import ScheduledPass
@@ -88,6 +89,9 @@ class ColocatedNode:
 
     def wake(self) -> None:
         self._loop.wake()
+
+    def transfers(self) -> Transfers:
+        return Transfers(live=[], recent=[])
 
     # ---- Role -----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from pdx.engine.frontend_bridge import FrontendBridge
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.peer import PeerConnector
 from pdx.engine.step_loop import StepLoop
+from pdx.engine.transfer_log import TransferLog
 from pdx.errors import CapacityError, InvalidRequest, RequestError
 from pdx.fabric import FabricOptions
 from pdx.kv.pages import Proof, Use
@@ -31,6 +32,7 @@ from pdx.messenger.handshake import FabricChoice, NodeIdentity
 from pdx.messenger.messages import Prefill
 from pdx.messenger.plan import expected_atoms
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.scheduler import ScheduledPass
@@ -69,6 +71,7 @@ class DecodeNode:
         self.connector = PeerConnector(peer, self._hub, self._slots, self._identity, owner=self)
         self._bridge = FrontendBridge(loaded, self.scheduler, self)
         self._transfers: dict[int, _Transfer] = {}
+        self._log = TransferLog()
         self._next_transfer_id = itertools.count(1)
 
     async def start_frontend(self, server: ServerConfig) -> FrontendReady:
@@ -124,10 +127,14 @@ class DecodeNode:
 
     def aborted(self, request: DecodeRequest) -> None:
         if request.transfer_id is not None and self.connector.link is not None:
+            self._log.cancelled(request.transfer_id)
             self.connector.link.cancel(request.transfer_id)
 
     def wake(self) -> None:
         self._loop.wake()
+
+    def transfers(self) -> Transfers:
+        return self._log.views()
 
     # ---- Role -----------------------------------------------------------------------------
 
@@ -165,20 +172,21 @@ class DecodeNode:
         self._transfers[transfer_id] = _Transfer(sequence.request_id, lease_id)
         self._pool.hold(lease_id, Use.REMOTE_WRITE)
         request = self._bridge.requests[sequence.request_id]
-        request.dispatch(transfer_id, link, atoms * layout.page_bytes)
-        link.start(
-            Prefill(
-                transfer_id=transfer_id,
-                token_ids=sequence.token_ids[:-1],
-                first_position=0,
-                page_indices=list(pages),
-                slot=pair[0],
-                generation=pair[1],
-                atoms=atoms,
-                prompt_logprobs=request.prompt_logprobs_wanted,
-                last_token_id=sequence.token_ids[-1],
-            )
+        num_bytes = atoms * layout.page_bytes
+        request.dispatch(transfer_id, link, num_bytes)
+        prefill = Prefill(
+            transfer_id=transfer_id,
+            token_ids=sequence.token_ids[:-1],
+            first_position=0,
+            page_indices=list(pages),
+            slot=pair[0],
+            generation=pair[1],
+            atoms=atoms,
+            prompt_logprobs=request.prompt_logprobs_wanted,
+            last_token_id=sequence.token_ids[-1],
         )
+        self._log.started(prefill, link, num_bytes)
+        link.start(prefill)
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
         """A decoder's passes concern nobody else."""
@@ -190,6 +198,7 @@ class DecodeNode:
 
     def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
         transfer = self._transfers.pop(transfer_id)
+        self._log.settled(transfer_id, proof)
         self._pool.drop(transfer.lease_id, Use.REMOTE_WRITE, proof)
         self._loop.wake()
 
@@ -210,6 +219,7 @@ class DecodeNode:
     def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
         request = self._request_of(transfer_id)
         request.transfer_id = None
+        self._log.lost(transfer_id, error.message)
         self._bridge.fail(request.request_id, error)
 
     def prefill_times(self, link: DecodeLink, times: PrefillTimes) -> None:

@@ -27,6 +27,8 @@ from pdx.request.stream import (
     StepFrame,
     StreamFailed,
     Submit,
+    TransfersAsked,
+    TransfersTold,
 )
 
 __all__ = ["FrontendProcess"]
@@ -72,18 +74,18 @@ class FrontendProcess:
             case other:
                 raise WorkerError(f"the frontend began with {type(other).__name__}")
 
-    async def receive(self) -> Submit | Abort:
-        """The next request or abort.
+    async def receive(self) -> Submit | Abort | TransfersAsked:
+        """The next request, abort or query.
 
         Raises:
             WorkerError: the frontend died.
         """
         message = await self._receive()
-        if not isinstance(message, Submit | Abort):
+        if not isinstance(message, Submit | Abort | TransfersAsked):
             raise WorkerError(f"the frontend sent {type(message).__name__}")
         return message
 
-    def send(self, message: StepFrame | StreamFailed | NodeStatus) -> None:
+    def send(self, message: StepFrame | StreamFailed | NodeStatus | TransfersTold) -> None:
         """Queue a message; never blocks."""
         assert self._writer is not None
         if not self._writer.is_closing():
@@ -103,12 +105,10 @@ class FrontendProcess:
                 self._process.kill()
             await self._process.wait()
 
-    async def _receive(self) -> FrontendReady | FrontendFailed | Submit | Abort:
+    async def _receive(self) -> FromFrontend:
         assert self._reader is not None and self._process is not None
         try:
-            message: FrontendReady | FrontendFailed | Submit | Abort = await read_frame(
-                self._reader, _decoder, MAX_LOCAL_FRAME_BYTES
-            )
+            message: FromFrontend = await read_frame(self._reader, _decoder, MAX_LOCAL_FRAME_BYTES)
         except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):

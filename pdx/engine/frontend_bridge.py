@@ -18,6 +18,7 @@ from pdx.engine.frontend import FrontendProcess
 from pdx.engine.loading import LoadedModel
 from pdx.errors import RequestError
 from pdx.messenger.control import parse_address
+from pdx.metrics.transfers import Transfers
 from pdx.request.request import FinishReason
 from pdx.request.stream import (
     Abort,
@@ -28,6 +29,8 @@ from pdx.request.stream import (
     StreamFailed,
     StreamUpdate,
     Submit,
+    TransfersAsked,
+    TransfersTold,
 )
 from pdx.scheduler.scheduler import Scheduler
 from pdx.scheduler.sequence import SequenceUpdate
@@ -52,6 +55,9 @@ class StreamOwner(Protocol):
 
     def wake(self) -> None:
         """The scheduler has changed."""
+
+    def transfers(self) -> Transfers:
+        """The node's transfers now."""
 
 
 class FrontendBridge:
@@ -103,6 +109,9 @@ class FrontendBridge:
                     self._submit(submit)
                 case Abort() as abort:
                     self._abort(abort)
+                case TransfersAsked(query_id=query_id):
+                    told = TransfersTold(query_id=query_id, transfers=self._owner.transfers())
+                    self._frontend.send(told)
             self._owner.wake()
 
     async def report(self, status: Callable[[], NodeStatus]) -> None:

@@ -120,6 +120,15 @@ class DecodeLink:
         """New transfers may start."""
         return self.up.is_set() and self.end_reason is None
 
+    def atoms_landed(self, transfer_id: int) -> int:
+        """Atoms of an unsettled transfer that have been counted so far; 0 once the link has ended,
+        when no count means anything.
+        """
+        pair = self._side.pair_of(transfer_id)
+        if pair is None or self._fabric_link is None or self.end_reason is not None:
+            return 0
+        return self._fabric_link.fabric.count(*pair)
+
     def attach(self, welcome: Welcome, link: FabricLink, *, same_host: bool) -> None:
         """Point our endpoint at the peer's; ``up`` follows when the data path is proved.
 

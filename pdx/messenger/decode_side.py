@@ -315,6 +315,12 @@ class DecodeSide:
         """Pairs with a clock running: those whose counts :meth:`on_tick` needs."""
         return [pair for pair, t in self._by_slot.items() if t.deadline is not None]
 
+    def pair_of(self, transfer_id: int) -> tuple[int, int] | None:
+        """The slot and generation of a transfer that is not settled."""
+        transfer = self._transfers.get(transfer_id)
+        pair = None if transfer is None else (transfer.slot, transfer.generation)
+        return pair if pair in self._by_slot else None
+
     def on_link_end(self, reason: str) -> list[DecodeAction]:
         """The link is over. Everything unfinished is lost, but stays taken until the fence."""
         self._ended = True

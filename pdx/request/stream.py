@@ -3,8 +3,8 @@ choice.
 
 One UNIX stream socketpair. The primary sends :class:`FrontendConfig`; the frontend binds its HTTP
 port and answers :class:`FrontendReady` or :class:`FrontendFailed`. Then submits and aborts go down;
-one :class:`StepFrame` per pass, failures and status changes come up. The frontend ends when the
-socket closes.
+one :class:`StepFrame` per pass, failures and status changes come up, and what was asked for. The
+frontend ends when the socket closes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from pdx.metrics.timeline import RequestTimeline
+from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
 from pdx.request.request import FinishReason, SamplingParams
 
@@ -27,6 +28,8 @@ __all__ = [
     "StreamUpdate",
     "Submit",
     "ToFrontend",
+    "TransfersAsked",
+    "TransfersTold",
 ]
 
 
@@ -126,5 +129,18 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     counts: dict[str, int]
 
 
-ToFrontend = FrontendConfig | StepFrame | StreamFailed | NodeStatus
-FromFrontend = FrontendReady | FrontendFailed | Submit | Abort
+class TransfersAsked(msgspec.Struct, frozen=True, kw_only=True, tag="transfers_asked"):
+    """Somebody wants to see the node's transfers; answered by TransfersTold."""
+
+    query_id: int
+
+
+class TransfersTold(msgspec.Struct, frozen=True, kw_only=True, tag="transfers_told"):
+    """The node's transfers, for the query of this id."""
+
+    query_id: int
+    transfers: Transfers
+
+
+ToFrontend = FrontendConfig | StepFrame | StreamFailed | NodeStatus | TransfersTold
+FromFrontend = FrontendReady | FrontendFailed | Submit | Abort | TransfersAsked

@@ -43,6 +43,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/version", queries.version),
         Route("/metrics", queries.metrics),
         Route("/pdx/requests/{request_id}", queries.timeline),
+        Route("/pdx/transfers", queries.transfers),
     ]
     document = msgspec.json.encode(openapi_document(service.channel.config))
     routes.append(Route("/openapi.json", _fixed(document)))

@@ -16,6 +16,7 @@ import msgspec
 
 from pdx.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from pdx.metrics.timeline import RequestTimeline
+from pdx.metrics.transfers import Transfers
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
 from pdx.request.request import SamplingParams
 from pdx.request.stream import (
@@ -29,9 +30,13 @@ from pdx.request.stream import (
     StreamUpdate,
     Submit,
     ToFrontend,
+    TransfersAsked,
+    TransfersTold,
 )
 
 __all__ = ["EngineChannel", "OnTimeline", "StreamGroup"]
+
+_QUERY_S = 5.0
 
 OnTimeline: TypeAlias = Callable[[RequestTimeline], None]
 
@@ -107,7 +112,9 @@ class EngineChannel:
         self._groups: dict[int, StreamGroup] = {}
         #: Complete streams whose last update is still to come.
         self._completing: dict[int, OnTimeline] = {}
+        self._queries: dict[int, asyncio.Future[Transfers]] = {}
         self._next_stream_id = 1
+        self._next_query_id = 1
         self._config: FrontendConfig | None = None
         self._is_open = True
         self._status: NodeStatus | None = None
@@ -186,6 +193,27 @@ class EngineChannel:
             self._completing[stream_id] = on_timeline
             self._writer.write(encode_frame(Abort(stream_id=stream_id, has_result=True)))
 
+    async def transfers(self) -> Transfers:
+        """The node's transfers now.
+
+        Raises:
+            WorkerError: the primary is gone, or does not answer.
+        """
+        if not self._is_open:
+            raise WorkerError("the engine has stopped")
+        query_id = self._next_query_id
+        self._next_query_id += 1
+        future: asyncio.Future[Transfers] = asyncio.get_running_loop().create_future()
+        self._queries[query_id] = future
+        self._writer.write(encode_frame(TransfersAsked(query_id=query_id)))
+        try:
+            async with asyncio.timeout(_QUERY_S):
+                return await future
+        except TimeoutError:
+            raise WorkerError(f"the engine did not answer in {_QUERY_S:g} s") from None
+        finally:
+            del self._queries[query_id]
+
     async def run(self) -> None:
         """Hand out updates until the primary closes the socket; then every running stream fails.
 
@@ -208,6 +236,9 @@ class EngineChannel:
         for stream_id, group in self._groups.items():
             group.put(stream_id, WorkerError("the engine has stopped"))
         self._groups.clear()
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(WorkerError("the engine has stopped"))
         self._writer.close()
 
     async def _read(self) -> ToFrontend:
@@ -226,6 +257,10 @@ class EngineChannel:
                     group.put(message.stream_id, _as_error(message))
             case NodeStatus():
                 self._status = message
+            case TransfersTold(query_id=query_id, transfers=transfers):
+                query = self._queries.get(query_id)
+                if query is not None and not query.done():
+                    query.set_result(transfers)
             case FrontendConfig():
                 raise ProtocolError("FrontendConfig came twice")
 

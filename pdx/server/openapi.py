@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from pdx import __version__
 from pdx.metrics.timeline import RequestTimeline
+from pdx.metrics.transfers import Transfers
 from pdx.request.stream import FrontendConfig
 from pdx.server.bodies import (
     IGNORED_FIELDS,
@@ -42,6 +43,7 @@ _ANSWERS = (
     ModelList,
     RequestTimeline,
     Tokenized,
+    Transfers,
     Version,
 )
 _PAGE = {
@@ -91,6 +93,7 @@ def _paths() -> _Json:
         "/version": _get("Version"),
         "/metrics": {"get": {"responses": {"200": _PAGE}}},
         "/pdx/requests/{request_id}": _get("RequestTimeline", request_id, choice),
+        "/pdx/transfers": _get("Transfers"),
     }
 
 

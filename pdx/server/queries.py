@@ -117,6 +117,10 @@ class Queries:
             raise HTTPException(404, f"no finished request {request_id[:80]} is remembered")
         return _json(found)
 
+    async def transfers(self, request: Request) -> Response:
+        """``GET /pdx/transfers``: KV caches on their way, and the last that came."""
+        return _json(await self._service.channel.transfers())
+
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``."""
         checker = self._service.checker

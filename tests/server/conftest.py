@@ -20,6 +20,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from pdx.metrics.timeline import RequestTimeline
+from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, recv_frame
 from pdx.request.request import FinishReason
@@ -32,6 +33,8 @@ from pdx.request.stream import (
     StepFrame,
     StreamUpdate,
     Submit,
+    TransfersAsked,
+    TransfersTold,
 )
 from pdx.text.tokenizer import Tokenizer
 
@@ -149,6 +152,10 @@ class Frontend:
         try:
             while True:
                 message = recv_frame(self.sock, decoder, MAX_LOCAL_FRAME_BYTES)
+                if isinstance(message, TransfersAsked):
+                    told = Transfers(live=[], recent=[])
+                    self.send(TransfersTold(query_id=message.query_id, transfers=told))
+                    continue
                 script = self.script
                 if isinstance(message, Submit) and script is not None:
                     self.messages.put(message)

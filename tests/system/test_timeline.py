@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from itertools import pairwise
+from typing import Any
 
 from tests.system.conftest import Pair
+from tests.system.nodes import wait_until
 from tests.system.prompts import prompt_of
 
 CHUNK = 64
@@ -65,3 +72,63 @@ def _received(pair: Pair) -> float:
     page = pair.decoder.client.get(f"{pair.decoder.url.removesuffix('/v1')}/metrics").text
     [value] = re.findall(r"^pdx_transfer_bytes_total (\S+)$", page, re.MULTILINE)
     return float(value)
+
+
+def test_transfers_are_told_of_while_they_run_and_after(
+    pair: Pair, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 200, shift=11)
+    rank = pair.prefiller.child("pdx.runner")
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        call = pair.decoder.call(prompt, 4)
+        wait_until(lambda: _transfers(pair)["live"], timeout_s=5, what="the transfer is shown")
+        [live] = _transfers(pair)["live"]
+    finally:
+        os.kill(rank, signal.SIGCONT)
+    assert (live["state"], live["is_settled"], live["duration_s"]) == ("landing", False, None)
+    assert (live["num_tokens"], live["provider"]) == (199, pair.provider)
+    assert live["prefiller"] == pair.prefiller.address
+    assert 0 == live["atoms_landed"] < live["atoms"]
+    assert len(call.token_ids()) == 4
+    done = _transfers(pair)["recent"][-1]
+    assert (done["transfer_id"], done["state"]) == (live["transfer_id"], "landed")
+    assert done["atoms_landed"] == done["atoms"] == live["atoms"]
+    assert 0 < live["age_s"] < done["duration_s"] <= done["age_s"]
+    pair.decoder.wait_clean()
+
+
+def test_inspect_transfers_shows_a_transfer_whose_client_left(
+    pair: Pair, tiny_prompt_ids: list[int]
+) -> None:
+    rank = pair.prefiller.child("pdx.runner")
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        call = pair.decoder.call(prompt_of(tiny_prompt_ids, 200, shift=13), 4)
+        wait_until(lambda: _transfers(pair)["live"], timeout_s=5, what="the transfer is shown")
+        call.leave()
+        wait_until(
+            lambda: _transfers(pair)["live"][0]["state"] == "cancelled",
+            timeout_s=5,
+            what="the transfer is cancelled",
+        )
+    finally:
+        os.kill(rank, signal.SIGCONT)
+    pair.decoder.wait_clean()
+    command = [sys.executable, "-m", "pdx", "inspect", "transfers", pair.decoder.url]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    under_way, recent = text.split("the last ones\n")
+    assert under_way == "under way\n  none\n\n"
+    assert "cancelled" in recent.splitlines()[1]
+    assert pair.prefiller.address in recent.splitlines()[1]
+    told = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, timeout=30, check=True
+    ).stdout
+    assert json.loads(told)["recent"][-1]["state"] == "cancelled"
+
+
+def _transfers(pair: Pair) -> dict[str, Any]:
+    answer = pair.decoder.client.get(f"{pair.decoder.url.removesuffix('/v1')}/pdx/transfers")
+    assert answer.status_code == 200
+    found: dict[str, Any] = answer.json()
+    return found
