@@ -79,7 +79,8 @@ class World:
             provider,
             NUM_BYTES,
             FabricOptions(beat_interval_s=0.05, beat_timeout_s=0.4, connect_timeout_s=1.0),
-            Conditions(refusal_rate=0.05),
+            # Slow enough for fences to find something in flight.
+            Conditions(refusal_rate=0.05, wire_ns=(2_000, 2_000_000)),
             imm_layout=LAYOUT,
             write_shape=WriteShape(max_atoms=5, max_pieces=2),
         )
@@ -178,8 +179,8 @@ class World:
         """The writer's end was told: wait for what it posted, if none failed."""
         drained = [j for j in self.jobs if j.armed_here and j.done and not j.done.failed_atoms]
         job = self._pick(drained, number)
-        if job is not None and job.done is not None and not job.arrived:
-            job.target = job.done.posted_atoms
+        if job is not None and job.done is not None:
+            job.target = job.target if job.arrived else job.done.posted_atoms
             self.receiver.fabric.retarget(*job.pair, job.target)
 
     def advance(self, number: int) -> None:
