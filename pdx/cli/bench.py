@@ -1,4 +1,4 @@
-"""`pdx bench`: `serve` measures servers from the client's side."""
+"""`pdx bench`: `serve` measures servers from the client's side; `transfer` is a file of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pdx.cli import bench_transfer
 from pdx.cli.api import ApiError, api_base, headers, pick_model
 from pdx.cli.options import with_settings
 from pdx.config.resolve import Settings
@@ -26,12 +27,14 @@ __all__ = ["app"]
 
 _LOAD, _LENGTHS, _REPORT = "Load", "Lengths", "Report"
 
-app = typer.Typer(name="bench", help="Measure servers.", no_args_is_help=False)
+app = typer.Typer(name="bench", help="Measure servers and the fabric.", no_args_is_help=False)
+
+app.command("transfer")(bench_transfer.transfer)
 
 
 @app.callback()
 def _group() -> None:
-    """Measure servers."""
+    """Measure servers and the fabric."""
 
 
 @app.command("serve")

@@ -22,6 +22,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,6 +54,7 @@ static fi_addr_t peer;
 static Address remote;
 static char* pool;
 static int channel;
+static pid_t child;
 static struct fi_context2 contexts[kContexts];
 
 static double now(void) {
@@ -61,9 +63,13 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* shm leaves a file behind unless its endpoint is closed. */
+/* shm leaves a file behind unless its endpoint is closed; so the receiver is given time for that as well. */
 static _Noreturn void leave(int code) {
     if (ep) fi_close(&ep->fid);
+    if (child > 0) {
+        close(channel);
+        waitpid(child, NULL, 0);
+    }
     exit(code);
 }
 
@@ -310,7 +316,7 @@ int main(int argc, char** argv) {
     } else {
         int pair[2];
         if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) fail("socketpair", -errno);
-        const pid_t child = fork();
+        child = fork();
         channel = pair[child == 0];
         close(pair[child != 0]);
         if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);

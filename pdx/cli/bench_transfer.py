@@ -1,0 +1,340 @@
+"""`pdx bench transfer`: how fast the fabric moves pages, next to the limits and to its peers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdx.cli.options import with_settings
+from pdx.cli.output import announce, status_line
+from pdx.config.resolve import Settings
+from pdx.errors import ConfigError, FabricError, PdxError, PeerError
+
+if TYPE_CHECKING:
+    from pdx.fabric import Provider
+    from pdx.fabric.bench.figures import Figure
+    from pdx.fabric.bench.run import Plan
+    from pdx.fabric.bench.systems import PdxPair, System
+
+__all__ = ["transfer"]
+
+_WHERE, _PAGES, _REPORT = "Where", "Pages", "Report"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
+_LATENCY_ROUNDS = 500
+_MAX_BATCH_PAGES, _BATCH_BYTES = 1024, 64 << 20
+
+
+@with_settings()
+def transfer(
+    settings: Settings,
+    fabric: Annotated[
+        str, typer.Option(metavar="tcp|shm", rich_help_panel=_WHERE, help="How pages travel.")
+    ] = "tcp",
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel=_WHERE,
+            help="Be the receiver for --peer on another host, until interrupted. Whoever reaches "
+            "the port may use it.",
+        ),
+    ] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel=_WHERE,
+            help="Write to a receiver that listens there; without it, to a process of this host.",
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            rich_help_panel=_WHERE,
+            help="Measure these in the same rounds, separated by commas: memcpy; raw (libfabric "
+            "with nothing above it, one page a write and four); nixl; mooncake.",
+        ),
+    ] = None,
+    peers_python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_WHERE,
+            help="The Python that nixl and mooncake are installed for.",
+        ),
+    ] = None,
+    sizes: Annotated[
+        str,
+        typer.Option(
+            metavar="BYTES", rich_help_panel=_PAGES, help="Page sizes, such as 4K,64K,1M."
+        ),
+    ] = "4K,16K,64K,256K,1M,4M",
+    pages: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="PAGES",
+            rich_help_panel=_PAGES,
+            help="Writes of one batch (pages by layers); a batch also ends at 64 MiB.",
+        ),
+    ] = _MAX_BATCH_PAGES,
+    layers: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="LAYERS", rich_help_panel=_PAGES, help="Places that each page has."
+        ),
+    ] = 1,
+    neighbours: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="PAGES",
+            rich_help_panel=_PAGES,
+            help="Pages that lie side by side at both ends, which pdx merges into one write; 1: "
+            "all lie apart, nothing is merged.",
+        ),
+    ] = 1,
+    pool: Annotated[
+        str, typer.Option(metavar="BYTES", rich_help_panel=_PAGES, help="Memory of each side.")
+    ] = "256M",
+    ahead: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="BATCHES",
+            rich_help_panel=_PAGES,
+            help="pdx's batches in flight; the others have one.",
+        ),
+    ] = 1,
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="ROUNDS", rich_help_panel=_REPORT, help="Medians of.")
+    ] = 3,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0.001,
+            max=20,
+            metavar="SECONDS",
+            rich_help_panel=_REPORT,
+            help="For each system, size and round; two batches at least.",
+        ),
+    ] = 0.12,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=_REPORT, help="Print one JSON object.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_REPORT,
+            help="Draw throughput over page size: .svg, or .png where cairosvg is installed.",
+        ),
+    ] = None,
+) -> None:
+    """Measure how fast pages move between two processes: bandwidth, latency, every byte compared.
+
+    Pages are taken in a random order from memory of the kind that a node uses. The clock stops when
+    the receiver has counted them all.
+    """
+    from pdx.cli.bench_transfer_report import print_json, print_text
+    from pdx.fabric.bench.run import run_rounds
+
+    if listen is not None:
+        _listen(listen)
+        return
+    provider = _provider(fabric, peer)
+    comparisons = [name for name in (compare or "").split(",") if name]
+    if peer is not None and comparisons:
+        raise ConfigError("--compare measures on this host; leave out --peer")
+    plan = _plan(sizes, pages, layers, neighbours, pool, rounds, seconds)
+    _check_plot(plot)
+    with contextlib.ExitStack() as stack:
+        pair = _pdx(provider, peer, plan.pool_bytes, ahead)
+        stack.callback(pair.close)
+        systems: list[System] = [pair]
+        for other in _others(comparisons, provider, plan.pool_bytes, peers_python):
+            stack.callback(other.close)
+            systems.append(other)
+        with _progress(plan.rounds * len(plan.page_sizes) * len(systems)) as on_cell:
+            results = run_rounds(plan, systems, on_cell, _tell_failure)
+            trips = {s: pair.round_trips_us(s, _LATENCY_ROUNDS) for s in plan.page_sizes}
+    figures = results.figures()
+    latency = {size: _half(sorted(values)) for size, values in trips.items()}
+    (print_json if as_json else print_text)(plan, provider, figures, latency)
+    if plot is not None:
+        _draw(plot, figures, f"Random pages over {provider}, counted by the receiver")
+    if wrong := sum(each.wrong for each in figures):
+        raise FabricError(f"{wrong} pages did not hold their bytes")
+
+
+def _provider(name: str, peer: str | None) -> Provider:
+    match name:
+        case "tcp":
+            return "tcp"
+        case "shm" if peer is None:
+            return "shm"
+        case "shm":
+            raise ConfigError("--fabric shm joins processes of one host; leave out --peer")
+    raise ConfigError(f"--fabric {name}: it can be tcp or shm")
+
+
+def _plan(
+    sizes: str, pages: int, layers: int, neighbours: int, pool: str, rounds: int, seconds: float
+) -> Plan:
+    from pdx.fabric.bench.run import Plan
+
+    plan = Plan(
+        pool_bytes=_bytes("--pool", pool),
+        page_sizes=tuple(_bytes("--sizes", each) for each in sizes.split(",")),
+        batch_pages=pages,
+        batch_bytes=_BATCH_BYTES,
+        layers=layers,
+        neighbours=neighbours,
+        seconds=seconds,
+        rounds=rounds,
+    )
+    for size in plan.page_sizes:
+        if size < 512 or size % 8:
+            raise ConfigError(f"--sizes {size}: at least 512 bytes, in steps of 8")
+        if plan.cell(size, 0).layer_pages < max(neighbours, 1):
+            raise ConfigError(f"--pool {pool} is too small for {layers} layers of {size} bytes")
+    if len(set(plan.page_sizes)) != len(plan.page_sizes):
+        raise ConfigError(f"--sizes {sizes}: one is named twice")
+    return plan
+
+
+def _bytes(flag: str, text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KM]?)", text.strip().upper())
+    if match is None or int(match[1]) == 0:
+        raise ConfigError(f"{flag} {text}: write bytes such as 4096, 64K or 1M")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _host_port(flag: str, text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{flag} {text}: write HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _listen(where: str) -> None:
+    """Serve one writer after another, until SIGINT."""
+    import socket
+
+    from pdx.fabric.bench.receiver import serve
+
+    host, port = _host_port("--listen", where)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        server = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {where}: {error}") from error
+    with server:
+        announce(f"listening on {host}:{server.getsockname()[1]}")
+        while True:
+            try:
+                connection, address = server.accept()
+                status_line(f"a writer from {address[0]}")
+                serve(connection, host, f"{address[0]}:{address[1]}")
+            except (FabricError, PeerError) as error:
+                status_line(f"the writer's run ended: {error.message}")
+            except KeyboardInterrupt:
+                return
+
+
+def _pdx(provider: Provider, peer: str | None, pool_bytes: int, ahead: int) -> PdxPair:
+    from pdx.fabric.bench.systems import PdxPair, local_receiver, remote_receiver
+
+    receiver, bind_host = None, None
+    if peer is None:
+        channel, receiver = local_receiver()
+    else:
+        channel, bind_host = remote_receiver(*_host_port("--peer", peer))
+    return PdxPair(
+        channel,
+        receiver,
+        provider=provider,
+        bind_host=bind_host,
+        pool_bytes=pool_bytes,
+        ahead=ahead,
+    )
+
+
+def _others(
+    names: Sequence[str], provider: Provider, pool_bytes: int, python: str | None
+) -> Iterator[System]:
+    from pdx.fabric.bench.children import open_systems
+
+    for name in names:
+        yield from open_systems(name, provider, pool_bytes, python)
+
+
+def _tell_failure(name: str, error: PdxError) -> None:
+    status_line(f"{name} is left out: {error.message}")
+
+
+def _half(ordered: Sequence[float]) -> tuple[float, float]:
+    """Half a round trip: p50 and p99, microseconds."""
+    return ordered[len(ordered) // 2] / 2, ordered[len(ordered) * 99 // 100] / 2
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Before minutes of measuring."""
+    if plot is None:
+        return
+    if plot.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"{plot}: plots are .svg or .png", hint=f"{plot.with_suffix('.svg')}")
+    if plot.suffix.lower() == ".png":
+        from importlib.util import find_spec
+
+        if find_spec("cairosvg") is None:
+            raise ConfigError(
+                f"{plot}: a .png needs cairosvg",
+                hint=f"pip install cairosvg, or --plot {plot.with_suffix('.svg')}",
+            )
+
+
+def _draw(plot: Path, figures: Sequence[Figure], title: str) -> None:
+    from pdx.fabric.bench.plot import throughput_svg
+
+    svg = throughput_svg(figures, title)
+    if plot.suffix.lower() == ".svg":
+        plot.write_text(svg, "utf-8")
+        return
+    import cairosvg  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    cairosvg.svg2png(bytestring=svg.encode(), write_to=str(plot), scale=2)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("cells", total=total)
+        begun = -1
+
+        def begin(what: str) -> None:
+            nonlocal begun
+            begun += 1
+            progress.update(task, completed=begun, description=what)
+
+        yield begin
