@@ -15,6 +15,7 @@ import traceback
 
 from pdx.errors import InternalError, PdxError
 from pdx.request.rank import RankFailed
+from pdx.runner.allocator import keep_freed_memory
 from pdx.runner.channel import Channel
 from pdx.runner.parent import die_with_parent
 
@@ -29,6 +30,7 @@ def main() -> int:
     # fabric workers share a few cores, a spinning thread keeps the awaited one from running: on two
     # busy cores a decode step took 5 to 10 times as long. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     parser = argparse.ArgumentParser(prog="python -m pdx.runner", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited UNIX stream socket")
     sock = socket.socket(fileno=parser.parse_args().fd)
