@@ -2,7 +2,8 @@ from pdx.fabric.simulated.conditions import Clock, Conditions
 from pdx.fabric.simulated.fabric import SimulatedFabric
 from pdx.fabric.simulated.imm import Imm, ImmLayout
 from pdx.fabric.simulated.memory import AddressSpace
-from pdx.fabric.simulated.network import Landing, SimulatedNetwork
+from pdx.fabric.simulated.network import SimulatedNetwork
+from pdx.fabric.simulated.nodes import Landing
 from pdx.fabric.simulated.transfer import Piece, Write, WriteShape
 
 __all__ = [

@@ -25,7 +25,8 @@ from pdx.fabric.interface import (
     TransferDone,
 )
 from pdx.fabric.simulated.link import Link, Region
-from pdx.fabric.simulated.network import Endpoint, SimulatedNetwork
+from pdx.fabric.simulated.network import SimulatedNetwork
+from pdx.fabric.simulated.nodes import Endpoint
 from pdx.fabric.simulated.transfer import Batch, Transfer
 from pdx.fabric.simulated.worker import Worker
 

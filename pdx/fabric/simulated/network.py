@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,80 +24,13 @@ from pdx.fabric.simulated.conditions import Clock, Conditions
 from pdx.fabric.simulated.imm import ImmLayout
 from pdx.fabric.simulated.link import Link, Operation, OpKind
 from pdx.fabric.simulated.memory import AddressSpace
-from pdx.fabric.simulated.transfer import Write, WriteShape
+from pdx.fabric.simulated.nodes import Endpoint, Flight, Landing, Node, Path
+from pdx.fabric.simulated.transfer import WriteShape
 
 if TYPE_CHECKING:
     from pdx.fabric.simulated.worker import Worker
 
-__all__ = ["Endpoint", "Landing", "Node", "SimulatedNetwork"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Landing:
-    """Bytes of one write have just landed: for whoever checks invariants."""
-
-    source_node: str
-    target_node: str
-    #: The receiving fabric's link.
-    target_link: int
-    imm: int
-    write: Write
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A process that may stop or die. A restarted one is another Node of the same name."""
-
-    name: str
-    pid: int
-    dead: bool = False
-    paused_at_ns: int | None = None
-    #: What would have run in it, or landed in it, while it is stopped.
-    backlog: list[Callable[[], None]] = field(default_factory=list)
-    endpoints: list[Endpoint] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Endpoint:
-    """One link's place on the network."""
-
-    name: bytes
-    node: Node
-    provider: Provider
-    worker: Worker
-    link: Link
-    closed: bool = False
-    #: Its connection was reset for good: nothing more gets through it.
-    broken: bool = False
-    outbound: dict[_Flight, None] = field(default_factory=dict)
-    inbound: dict[_Flight, None] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """One operation between two endpoints."""
-
-    source: Endpoint
-    target: Endpoint
-    operation: Operation
-    #: The bytes, once they were read from the source.
-    data: list[bytes] | None = None
-    #: What the writer will be told.
-    code: int = 0
-    reported: bool = False
-    delivered: bool = False
-    lost: bool = False
-
-
-@dataclass(slots=True)
-class _Path:
-    """From one node to another."""
-
-    cut: bool = False
-    slowness: float = 1.0
-    busy_until_ns: float = 0.0
-    held: list[_Flight] = field(default_factory=list)
+__all__ = ["SimulatedNetwork"]
 
 
 class SimulatedNetwork:
@@ -125,7 +57,7 @@ class SimulatedNetwork:
         self._clock = clock
         self._nodes: dict[str, Node] = {}
         self._endpoints: dict[bytes, Endpoint] = {}
-        self._paths: dict[tuple[str, str], _Path] = {}
+        self._paths: dict[tuple[str, str], Path] = {}
         self._gone: dict[bytes, list[Callable[[], None]]] = {}
         self._next_id = 1
 
@@ -184,7 +116,7 @@ class SimulatedNetwork:
                 error = partial(source.worker.on_complete, operation, errno.ECONNRESET)
                 self.defer(source.node, self._draw(self.conditions.completion_ns), error)
             return True
-        flight = _Flight(source, target, operation)
+        flight = Flight(source, target, operation)
         source.outbound[flight] = None
         target.inbound[flight] = None
         self._clock.call_at(self._landing_ns(flight), partial(self._land, flight))
@@ -262,7 +194,7 @@ class SimulatedNetwork:
 
     def cut(self, source: str, target: str) -> None:
         """Nothing gets from source to target until mend(); what is on its way waits."""
-        self._paths.setdefault((source, target), _Path()).cut = True
+        self._paths.setdefault((source, target), Path()).cut = True
 
     def partition(self, one: str, other: str) -> None:
         """Cut both ways."""
@@ -272,7 +204,7 @@ class SimulatedNetwork:
     def mend(self, one: str, other: str) -> None:
         """The end of a partition: what waited for it goes on."""
         for ends in ((one, other), (other, one)):
-            path = self._paths.setdefault(ends, _Path())
+            path = self._paths.setdefault(ends, Path())
             path.cut = False
             held, path.held = path.held, []
             for flight in held:
@@ -280,7 +212,7 @@ class SimulatedNetwork:
 
     def slow(self, source: str, target: str, slowness: float) -> None:
         """Multiply the time that everything takes from source to target; 1 is normal."""
-        self._paths.setdefault((source, target), _Path()).slowness = slowness
+        self._paths.setdefault((source, target), Path()).slowness = slowness
 
     def reset(
         self,
@@ -317,7 +249,7 @@ class SimulatedNetwork:
         else:
             callback()
 
-    def _landing_ns(self, flight: _Flight) -> int:
+    def _landing_ns(self, flight: Flight) -> int:
         path = self._path(flight.source, flight.target)
         start_ns = float(self.now_ns())
         write = flight.operation.write
@@ -327,7 +259,7 @@ class SimulatedNetwork:
             path.busy_until_ns = start_ns
         return int(start_ns + self._draw(self.conditions.wire_ns) * path.slowness)
 
-    def _land(self, flight: _Flight) -> None:
+    def _land(self, flight: Flight) -> None:
         """The bytes arrive, if nothing keeps them."""
         if flight.lost:
             return
@@ -350,7 +282,7 @@ class SimulatedNetwork:
             self._land_bytes(flight)
         self.defer(target.node, self._draw(self.conditions.imm_ns), partial(self._deliver, flight))
 
-    def _land_bytes(self, flight: _Flight) -> None:
+    def _land_bytes(self, flight: Flight) -> None:
         source, target, write = flight.source, flight.target, flight.operation.write
         assert write is not None
         self._read(flight)
@@ -370,7 +302,7 @@ class SimulatedNetwork:
                 )
             )
 
-    def _read(self, flight: _Flight) -> None:
+    def _read(self, flight: Flight) -> None:
         """Take the source's bytes, as late as the provider may."""
         write = flight.operation.write
         if flight.data is None and write is not None:
@@ -380,7 +312,7 @@ class SimulatedNetwork:
                 for piece in write.pieces
             ]
 
-    def _deliver(self, flight: _Flight) -> None:
+    def _deliver(self, flight: Flight) -> None:
         """The target's worker sees it."""
         if flight.lost:
             return
@@ -396,14 +328,14 @@ class SimulatedNetwork:
         else:
             target.worker.on_beat(target.link, operation.tick, operation.reaped)
 
-    def _report_later(self, flight: _Flight) -> None:
+    def _report_later(self, flight: Flight) -> None:
         lossy = flight.operation.kind is OpKind.WRITE
         if lossy and self._rng.random() < self.conditions.completion_loss_rate:
             return
         delay_ns = self._draw(self.conditions.completion_ns)
         self.defer(flight.source.node, delay_ns, partial(self._report, flight))
 
-    def _report(self, flight: _Flight) -> None:
+    def _report(self, flight: Flight) -> None:
         """The writer's worker is told."""
         if flight.reported:
             return
@@ -413,11 +345,11 @@ class SimulatedNetwork:
         self._forget(flight)
         flight.source.worker.on_complete(flight.operation, flight.code)
 
-    def _lose(self, flight: _Flight) -> None:
+    def _lose(self, flight: Flight) -> None:
         flight.lost = True
         self._forget(flight)
 
-    def _forget(self, flight: _Flight) -> None:
+    def _forget(self, flight: Flight) -> None:
         """Endpoints remember a flight as long as a fault could still change it."""
         if flight.lost or flight.delivered:
             flight.target.inbound.pop(flight, None)
@@ -434,8 +366,8 @@ class SimulatedNetwork:
                     found.append(endpoint)
         return found
 
-    def _path(self, source: Endpoint, target: Endpoint) -> _Path:
-        return self._paths.setdefault((source.node.name, target.node.name), _Path())
+    def _path(self, source: Endpoint, target: Endpoint) -> Path:
+        return self._paths.setdefault((source.node.name, target.node.name), Path())
 
     def _choose(self, wanted: bool | None) -> bool:
         return self._rng.random() < 0.5 if wanted is None else wanted

@@ -28,7 +28,8 @@ from pdx.fabric.simulated.slots import SlotTable
 from pdx.fabric.simulated.transfer import Batch, Transfer, Write
 
 if TYPE_CHECKING:
-    from pdx.fabric.simulated.network import Endpoint, Node, SimulatedNetwork
+    from pdx.fabric.simulated.network import SimulatedNetwork
+    from pdx.fabric.simulated.nodes import Endpoint, Node
 
 __all__ = ["Worker"]
 

@@ -16,7 +16,7 @@ SCRIPTS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(seed=SEEDS, provider=PROVIDERS, commands=SCRIPTS)
 def test_no_history_breaks_a_guarantee(
     seed: int, provider: Provider, commands: list[tuple[str, int]]

@@ -1,0 +1,86 @@
+"""What a simulated room consists of: nodes, endpoints, paths, and what is on its way. Data only;
+SimulatedNetwork owns and changes all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pdx.fabric.interface import Provider
+from pdx.fabric.simulated.link import Link, Operation
+from pdx.fabric.simulated.transfer import Write
+
+if TYPE_CHECKING:
+    from pdx.fabric.simulated.worker import Worker
+
+__all__ = ["Endpoint", "Flight", "Landing", "Node", "Path"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """Bytes of one write have just landed: for whoever checks invariants."""
+
+    source_node: str
+    target_node: str
+    #: The receiving fabric's link.
+    target_link: int
+    imm: int
+    write: Write
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A process that may stop or die. A restarted one is another Node of the same name."""
+
+    name: str
+    pid: int
+    dead: bool = False
+    paused_at_ns: int | None = None
+    #: What would have run in it, or landed in it, while it is stopped.
+    backlog: list[Callable[[], None]] = field(default_factory=list)
+    endpoints: list[Endpoint] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """One link's place on the network."""
+
+    name: bytes
+    node: Node
+    provider: Provider
+    worker: Worker
+    link: Link
+    closed: bool = False
+    #: Its connection was reset for good: nothing more gets through it.
+    broken: bool = False
+    outbound: dict[Flight, None] = field(default_factory=dict)
+    inbound: dict[Flight, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One operation between two endpoints."""
+
+    source: Endpoint
+    target: Endpoint
+    operation: Operation
+    #: The bytes, once they were read from the source.
+    data: list[bytes] | None = None
+    #: What the writer will be told.
+    code: int = 0
+    reported: bool = False
+    delivered: bool = False
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class Path:
+    """From one node to another."""
+
+    cut: bool = False
+    slowness: float = 1.0
+    busy_until_ns: float = 0.0
+    held: list[Flight] = field(default_factory=list)
