@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or __package__:
     from pdx.fabric.bench.pattern import Cell, count_wrong, fill, new_pool, order_of, slices_of
 else:  # this file's folder is where Python looks first
     from pattern import Cell, count_wrong, fill, new_pool, order_of, slices_of
