@@ -38,10 +38,10 @@ LAYOUT = ImmLayout(slot_bits=2, generation_bits=2)
 
 #: Some come more often than others.
 COMMANDS = [
-    *(["start"] * 3 + ["write", "arm", "arm", "progress", "seal", "seal", "cancel"]),
-    *("release_early", "release_arrived", "release_arrived", "complete_drained"),
-    *(["advance"] * 3 + ["long_advance", "fence_receiver", "fence_writer", "relink"]),
-    *("pause", "resume", "partition", "mend", "reset", "slow"),
+    *(["start"] * 6 + ["write"] * 3 + ["arm"] * 4 + ["progress"] * 4 + ["seal"] * 4),
+    *("cancel", "release_early", "release_arrived", "release_arrived", "complete_drained"),
+    *(["advance"] * 7 + ["long_advance", "fence_receiver", "fence_writer"] + ["relink"] * 3),
+    *("pause", "resume", "resume", "partition", "mend", "mend", "reset", "slow"),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,16 @@ SCRIPTS = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None)
+def test_many_long_histories_break_no_guarantee(seed: int) -> None:
+    """More and longer than Hypothesis would; a failure is repeated with PDX_TEST_SEED."""
+    rng = random.Random(seed)
+    for _ in range(400):
+        world = World(rng.getrandbits(32), rng.choice(["tcp", "shm"]))
+        world.run([(rng.choice(COMMANDS), rng.randrange(1000)) for _ in range(150)])
+        world.finish()
+
+
+@settings(max_examples=60, deadline=None)
 @given(seed=SEEDS, provider=PROVIDERS, commands=SCRIPTS)
 def test_no_history_breaks_a_guarantee(
     seed: int, provider: Provider, commands: list[tuple[str, int]]
