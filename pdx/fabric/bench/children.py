@@ -35,16 +35,24 @@ _QUIET = {"NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "error", "GLOG_minloglevel
 
 
 class ChildSystem:
-    """One process, or a group of them, behind a pipe. Stopped while others are measured."""
+    """One process, or a group of them, behind a pipe.
+
+    Args:
+        polls: it goes on polling after its answer, and is stopped while others are measured. (It
+            must then see to it that it dies with us.)
+    """
 
     def __init__(
         self,
         name: str,
         command: Sequence[str],
         encode: Callable[[Cell], str],
+        *,
+        polls: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self._polls = polls
         self._encode = encode
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this system
         self._process = subprocess.Popen(
@@ -53,7 +61,7 @@ class ChildSystem:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=os.environ | dict(env or {}),
-            start_new_session=True,
+            process_group=0,
         )
 
     def measure(self, cell: Cell) -> Sample:
@@ -62,8 +70,8 @@ class ChildSystem:
         try:
             answer = self._ask(self._encode(cell))
         finally:
-            # A peer's progress thread would go on polling beside whoever is next.
-            self._signal(signal.SIGSTOP)
+            if self._polls:
+                self._signal(signal.SIGSTOP)
         atoms = int(answer["pages"])
         return Sample(
             atoms=atoms,
@@ -203,8 +211,8 @@ def _peers(comparison: str, provider: Provider, pool_bytes: int, python: str) ->
         return json.dumps(asdict(cell))
 
     if comparison == "mooncake":
-        return [ChildSystem("Mooncake", command, encode, env)]
+        return [ChildSystem("Mooncake", command, encode, polls=True, env=env)]
     return [
-        ChildSystem("NIXL", [*command, "--no-progress-thread"], encode, env),
-        ChildSystem("NIXL, progress thread", command, encode, env),
+        ChildSystem("NIXL", [*command, "--no-progress-thread"], encode, polls=True, env=env),
+        ChildSystem("NIXL, progress thread", command, encode, polls=True, env=env),
     ]
