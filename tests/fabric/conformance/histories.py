@@ -64,6 +64,8 @@ class Job:
     #: Its pair may be used again.
     settled: bool = False
     landed: dict[int, int] = field(default_factory=dict)
+    #: The progress value that an armed atom waits for, by its place.
+    due: dict[int, int] = field(default_factory=dict)
 
     @property
     def open(self) -> bool:
@@ -74,6 +76,7 @@ class World:
     """See the module."""
 
     def __init__(self, seed: int, provider: Provider) -> None:
+        self.provider = provider
         self.room = SimulatedPair(
             seed,
             provider,
@@ -251,6 +254,7 @@ class World:
                 assert job.pair == (imm.slot, imm.generation)
                 assert job.receiver_link == landing.target_link
                 assert offset not in job.landed, "an atom landed twice"
+                assert self.progress_value >= job.due.get(offset, 0), "posted before it was due"
                 job.landed[offset] = self.room.now_ns()
                 atoms += 1
         assert atoms == imm.atoms
@@ -292,7 +296,9 @@ class World:
         assert job.done is None, "two ends"
         job.done = done
         assert done.failed_atoms <= done.posted_atoms <= job.given
-        assert len(job.landed) <= done.posted_atoms or not done.failed
+        assert len(job.landed) <= done.posted_atoms
+        if self.provider == "shm":  # where a completion follows the data
+            assert len(job.landed) >= done.posted_atoms - done.failed_atoms
         if not done.failed and not done.cancelled:
             assert job.sealed
             assert done.posted_atoms == job.given
@@ -348,6 +354,9 @@ class World:
         if first_value is None:
             self.writer.fabric.write(job.transfer, batch)
         else:
+            for layer in range(LAYERS):
+                for page in order.tolist():
+                    job.due[layer * LAYER_BYTES + page * PAGE] = first_value + layer
             self.writer.arm(job.transfer, batch, first_value)
 
     def _pages(self, job: Job) -> np.ndarray[Any, np.dtype[np.uint32]]:
