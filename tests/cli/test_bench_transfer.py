@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -82,6 +83,31 @@ def test_another_process_listens() -> None:
     finally:
         receiver.kill()
         receiver.communicate()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="raw is built with a C compiler")
+@pytest.mark.parametrize("provider", available_providers())
+def test_a_killed_bench_leaves_no_process_and_no_memory(provider: str) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    arguments = ("--fabric", provider, "--compare", "raw", "--rounds", "1000")
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "pdx", "bench", "transfer", *SMALL, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children")
+    while len(pids := [int(pid) for pid in children.read_text().split()]) < 3:
+        assert killed.poll() is None
+    watched = [os.pidfd_open(pid) for pid in pids]
+    killed.kill()
+    killed.communicate()
+    for pidfd in watched:
+        assert select.select([pidfd], [], [], 30)[0], "a child lives on"
+        os.close(pidfd)
+    of_children = [
+        f for f in set(Path("/dev/shm").iterdir()) - before if str(killed.pid) not in f.name
+    ]
+    assert [f for f in of_children if any(str(pid) in f.name for pid in pids)] == []
 
 
 @pytest.mark.parametrize(
