@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,7 @@ def test_a_killed_bench_leaves_no_process_and_no_memory(provider: str) -> None:
     children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children")
     while len(pids := [int(pid) for pid in children.read_text().split()]) < 3:
         assert killed.poll() is None
+        time.sleep(0.01)  # nobody tells when a process is started
     watched = [os.pidfd_open(pid) for pid in pids]
     killed.kill()
     killed.communicate()

@@ -177,6 +177,7 @@ def as_target(arguments: argparse.Namespace) -> None:
     _memory, pool = new_pool(arguments.pool_bytes)
     peer = KINDS[arguments.peer]("target", pool, line, arguments.progress_thread)
     while True:
+        line.receive()  # asleep between cells
         while line.poll() is None:
             peer.count()  # without a thread, that is what lets the writer connect
         line.send("ready")
@@ -206,6 +207,7 @@ def as_writer(arguments: argparse.Namespace) -> None:
     for text in sys.stdin:
         cell = Cell(**json.loads(text))
         fill(pool, cell)
+        line.send("prepare")
         peer.prepare(cell)
         line.send("begin")
         await_answer(line, peer)
