@@ -60,6 +60,7 @@ class FrontendProcess:
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C is for the primary, also while this starts
             )
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._writer.write(encode_frame(config))

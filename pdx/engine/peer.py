@@ -74,9 +74,15 @@ class PeerConnector:
         self._identity = identity
         self._owner = owner
         self.link: DecodeLink | None = None
-        #: What happens to the link, for people.
-        self.status = f"connecting to {address}"
+        self._status = f"connecting to {address}"
         self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> str:
+        """What happens to the link, for people."""
+        if self._serving is not None and self.link is not None and self.link.end_reason is not None:
+            return f"lost {self._address}: {self.link.end_reason}"
+        return self._status
 
     async def connect_once(self) -> None:
         """Make a link; its task runs in the background.
@@ -101,7 +107,7 @@ class PeerConnector:
             await connection.close()
             raise
         self.link = link
-        self.status = f"connected to {self._address} ({link.provider})"
+        self._status = f"connected to {self._address} ({link.provider})"
         self._serving = asyncio.create_task(link.run())
 
     async def connect_patiently(self, timeout_s: float, on_wait: Callable[[str], None]) -> None:
@@ -135,8 +141,6 @@ class PeerConnector:
         while True:
             if self._serving is not None:
                 await self._serving
-                assert self.link is not None
-                self.status = f"lost {self._address}: {self.link.end_reason}"
                 logger.warning("%s", self.status)
             try:
                 await self.connect_once()
@@ -146,7 +150,7 @@ class PeerConnector:
                 raise
             except (PeerError, FabricError) as error:
                 self._serving = None
-                self.status = f"not connected to {self._address}: {error.message}"
+                self._status = f"not connected to {self._address}: {error.message}"
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 

@@ -152,6 +152,8 @@ class PrefillNode:
         except PeerError as error:
             self.counters["bad_connections"] += 1
             logger.warning("connection from %s closed: %s", connection.peer, error.message)
+        except asyncio.CancelledError:
+            pass  # we stop; asyncio would log the end of a connection's task that is cancelled
         except PdxError:
             logger.exception("connection from %s failed", connection.peer)
         finally:

@@ -75,6 +75,7 @@ class RankProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
+                process_group=0,  # a terminal's Ctrl-C is for the primary, also while this starts
             )
         ours.setblocking(False)
         self._sock = ours

@@ -8,6 +8,7 @@ leaves it once, by its last update, its failure, or its request's end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
@@ -153,9 +154,10 @@ class EngineChannel:
         return message
 
     async def report(self, message: FrontendReady | FrontendFailed) -> None:
-        """Answer the configuration."""
+        """Answer the configuration. Where the primary is gone, :meth:`run` ends at once."""
         self._writer.write(encode_frame(message))
-        await self._writer.drain()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
 
     def submit(self, streams: Sequence[tuple[list[int], SamplingParams]]) -> StreamGroup:
         """Start streams, each a prompt's token ids and its parameters: all, or none.

@@ -81,6 +81,10 @@ class Node:
         """Send a signal to the node's primary."""
         os.kill(self.pid, number)
 
+    def has_child(self, module: str) -> bool:
+        """Whether a process of this kind is there."""
+        return any(module in _command_line(pid) for pid in self.family())
+
     def child(self, module: str) -> int:
         """Process id of the node's rank (`pdx.runner`) or frontend (`pdx.server`)."""
         [pid] = [pid for pid in self.family() if module in _command_line(pid)]

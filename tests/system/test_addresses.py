@@ -185,3 +185,14 @@ def test_g4_strangers_on_the_control_port_are_closed_and_counted(
     assert "closed:" in source.stderr().rpartition("connection from")[2]
     prompt = prompt_of(tiny_prompt_ids, 40)
     assert pair.decoder.complete(prompt, 24) == colocated(prompt, 24)
+
+
+def test_g4_a_stranger_that_says_nothing_does_not_disturb_the_end(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    with prefiller(tiny_llama, tmp_path / "prefill.log", *KV) as node:
+        host, _, port = node.address.rpartition(":")
+        with socket.create_connection((host, int(port))):
+            node.status()  # its loop has taken the connection by now
+            assert node.stop() == 0
+        assert "Traceback" not in node.stderr()

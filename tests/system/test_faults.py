@@ -11,7 +11,16 @@ import pytest
 
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.cluster import Cluster
-from tests.system.nodes import Call, Prefiller, decoder, is_alive, prefiller, wait_until
+from tests.system.nodes import (
+    Call,
+    Prefiller,
+    decoder,
+    end,
+    is_alive,
+    prefiller,
+    start,
+    wait_until,
+)
 from tests.system.prompts import prompt_of
 
 #: Within this the loss of a node is seen and decided.
@@ -189,6 +198,21 @@ def test_ctrl_c_ends_both_nodes_cleanly(
         if any(f"-{pid}-" in path.name for pid in ours)
     ]
     assert not left
+
+
+@pytest.mark.parametrize("module", ["pdx.runner", "pdx.server"])
+def test_ctrl_c_while_a_process_starts_is_quiet(
+    tiny_llama: Path, tmp_path: Path, module: str
+) -> None:
+    """It comes when the process is there, before that can have said what it does on SIGINT."""
+    node = start(["serve", str(tiny_llama), "--colocated", "--kv-memory", "16M"], tmp_path / "log")
+    try:
+        wait_until(lambda: node.has_child(module), timeout_s=30, what=f"{module} starts")
+        os.killpg(node.pid, signal.SIGINT)
+        assert node.process.wait(timeout=10) == 0
+        assert "Traceback" not in node.stderr()
+    finally:
+        end(node)
 
 
 @pytest.mark.slow
