@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, loading_progress, status_line
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice, ServerConfig
+from pdx.config.node import FabricConfig, ModelChoice, ServerConfig, TraceConfig
 from pdx.config.resolve import Settings
 from pdx.config.setting import Setting, pick
 from pdx.errors import ConfigError
@@ -29,6 +30,7 @@ DECODE_SETTINGS = [
     *map(_from_prefiller, pick(ModelChoice)),
     *(_from_prefiller(s) if s.name == "page_size" else s for s in pick(EngineConfig)),
     *pick(ServerConfig),
+    *pick(TraceConfig),
 ]
 
 
@@ -41,7 +43,7 @@ def decode(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    from pdx.cli.serving import report_on_request
+    from pdx.cli.serving import report_on_request, tracing
     from pdx.config.model_source import model_is_folder
     from pdx.engine.decode_node import DecodeNode
     from pdx.engine.loading import load_model
@@ -59,25 +61,23 @@ async def _serve(settings: Settings) -> None:
     folder = _model_folder(settings["model"], described.model)
     with loading_progress(folder.name) as progress:
         loaded = await load_model(folder, config, progress)
-    try:
-        name = server.served_model_name or settings["model"] or described.model
+    name = server.served_model_name or settings["model"] or described.model
+    async with contextlib.AsyncExitStack() as closing:
+        closing.push_async_callback(loaded.close)
         node = DecodeNode(
             loaded,
             model_name=folder.name if model_is_folder(name) else name,
             peer=peer,
             fabric=cast("FabricChoice", settings["fabric"]),
+            trace=closing.enter_context(tracing(settings["trace"], "decoder")),
         )
-        try:
-            await node.connector.connect_patiently(patience_s, status_line)
-            report_on_request(lambda: node.status().counts)
-            ready = await node.start_frontend(server)
-            status_line(f"{node.connector.status}, loaded in {loaded.load_s:.1f} s; the API:")
-            announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
-            await node.run()
-        finally:
-            await node.stop("the decoder shuts down")
-    finally:
-        await loaded.close()
+        closing.push_async_callback(node.stop, "the decoder shuts down")
+        await node.connector.connect_patiently(patience_s, status_line)
+        report_on_request(lambda: node.status().counts)
+        ready = await node.start_frontend(server)
+        status_line(f"{node.connector.status}, loaded in {loaded.load_s:.1f} s; the API:")
+        announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
+        await node.run()
 
 
 def _model_folder(asked: str | None, described: str) -> Path:

@@ -42,12 +42,7 @@ def transfers(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY",
-            envvar="PDX_API_KEY",
-            show_envvar=False,
-            help="Key of the API [PDX_API_KEY].",
-        ),
+        typer.Option(envvar="PDX_API_KEY", metavar="KEY", help="Sent as a bearer token."),
     ] = None,
 ) -> None:
     """Show the KV caches on their way into a decoder, and the last that came."""

@@ -4,6 +4,8 @@ node.
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +13,7 @@ import typer
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, loading_progress, node_line, status_line
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice, ServerConfig
+from pdx.config.node import FabricConfig, ModelChoice, ServerConfig, TraceConfig
 from pdx.config.resolve import Settings
 from pdx.config.setting import pick
 from pdx.errors import ConfigError
@@ -30,6 +32,7 @@ _NODES = "Nodes"
         *pick(EngineConfig),
         *pick(FabricConfig, "fabric", "peer_timeout_s"),
         *pick(ServerConfig),
+        *pick(TraceConfig),
     ],
     argument="model",
 )
@@ -94,6 +97,8 @@ async def _serve_nodes(settings: Settings, num_decoders: int) -> None:
         for i, api in enumerate(apis, 1):
             name = "decode" if num_decoders == 1 else f"decode-{i}"
             own = {"PDX_PEER": peer, "PDX_HTTP": str(api)}
+            if settings["trace"] is not None and num_decoders > 1:
+                own["PDX_TRACE"] = _of_its_own(settings["trace"], name)
             url = await supervisor.start(name, ["decode"], env | own, stage=1)
             announce(url)
         status_line(f"{settings['model']} is served; Ctrl-C stops it")
@@ -110,8 +115,14 @@ def _nth(http: Address, i: int) -> Address:
     return Address(host=http.host, port=http.port + i if http.port else 0)
 
 
+def _of_its_own(file: str, name: str) -> str:
+    """A file beside this one, for one of several nodes."""
+    path = Path(file)
+    return str(path.with_name(f"{path.stem}-{name}{path.suffix}"))
+
+
 async def _serve_colocated(settings: Settings) -> None:
-    from pdx.cli.serving import report_on_request
+    from pdx.cli.serving import report_on_request, tracing
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.engine.colocated_node import ColocatedNode
     from pdx.engine.loading import load_model
@@ -122,16 +133,17 @@ async def _serve_colocated(settings: Settings) -> None:
     folder = resolve_model(settings["model"])
     with loading_progress(folder.name) as progress:
         loaded = await load_model(folder, settings.build(EngineConfig), progress)
-    try:
-        name = server.served_model_name or settings["model"]
-        node = ColocatedNode(loaded, model_name=folder.name if model_is_folder(name) else name)
-        try:
-            report_on_request(lambda: node.status().counts)
-            ready = await node.start_frontend(server)
-            status_line(f"one colocated node, loaded in {loaded.load_s:.1f} s; the API:")
-            announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
-            await node.run()
-        finally:
-            await node.stop()
-    finally:
-        await loaded.close()
+    name = server.served_model_name or settings["model"]
+    async with contextlib.AsyncExitStack() as closing:
+        closing.push_async_callback(loaded.close)
+        node = ColocatedNode(
+            loaded,
+            model_name=folder.name if model_is_folder(name) else name,
+            trace=closing.enter_context(tracing(settings["trace"], "colocated node")),
+        )
+        closing.push_async_callback(node.stop)
+        report_on_request(lambda: node.status().counts)
+        ready = await node.start_frontend(server)
+        status_line(f"one colocated node, loaded in {loaded.load_s:.1f} s; the API:")
+        announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
+        await node.run()

@@ -7,7 +7,8 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdx.cli.output import status_line
@@ -15,8 +16,9 @@ from pdx.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
     from pdx.messenger.control import Address
+    from pdx.metrics.trace import TraceWriter
 
-__all__ = ["bind", "report_on_request", "run_until_signal"]
+__all__ = ["bind", "report_on_request", "run_until_signal", "tracing"]
 
 
 def bind(address: Address) -> socket.socket:
@@ -32,6 +34,25 @@ def bind(address: Address) -> socket.socket:
     except ConfigError as error:
         error.exit_code = 1
         raise
+
+
+@contextlib.contextmanager
+def tracing(file: str | None, node: str) -> Iterator[TraceWriter | None]:
+    """The node's trace, where one is asked for.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from pdx.metrics.trace import TraceWriter
+
+    if file is None:
+        yield None
+        return
+    trace = TraceWriter(Path(file).expanduser(), node)
+    try:
+        yield trace
+    finally:
+        trace.close()
 
 
 def report_on_request(status: Callable[[], Mapping[str, int]]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pdx.config.setting import setting
 
-__all__ = ["FabricConfig", "ModelChoice", "OutputConfig", "ServerConfig"]
+__all__ = ["FabricConfig", "ModelChoice", "OutputConfig", "ServerConfig", "TraceConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +120,19 @@ class ServerConfig:
         section="server",
         metavar="ORIGIN",
         unset="CORS is off",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """What is written down about requests and passes."""
+
+    trace: str | None = setting(
+        None,
+        "Write a trace of requests, transfers and passes to this file, for Perfetto.",
+        key="trace",
+        section="output",
+        metavar="FILE",
     )
 
 

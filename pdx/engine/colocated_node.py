@@ -13,6 +13,7 @@ from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend_bridge import FrontendBridge
 from pdx.engine.loading import LoadedModel
 from pdx.engine.step_loop import StepLoop
+from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import PromptScores
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
@@ -25,14 +26,16 @@ __all__ = ["ColocatedNode"]
 class ColocatedNode:
     """The loaded model stays the caller's, who closes it after :meth:`stop`."""
 
-    def __init__(self, loaded: LoadedModel, *, model_name: str) -> None:
+    def __init__(
+        self, loaded: LoadedModel, *, model_name: str, trace: TraceWriter | None = None
+    ) -> None:
         self._loaded = loaded
         self._model_name = model_name
         self.scheduler = loaded.scheduler()
         self._loop = StepLoop(
-            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s
+            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s, trace=trace
         )
-        self._bridge = FrontendBridge(loaded, self.scheduler, self)
+        self._bridge = FrontendBridge(loaded, self.scheduler, self, trace)
         #: The pass that runs.
         self._scheduled: ScheduledPass | None = None
         self._pass_start_s = 0.0

@@ -32,6 +32,7 @@ from pdx.messenger.handshake import FabricChoice, NodeIdentity
 from pdx.messenger.messages import Prefill
 from pdx.messenger.plan import expected_atoms
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
@@ -54,7 +55,13 @@ class DecodeNode:
     """The loaded model stays the caller's, who closes it after :meth:`stop`."""
 
     def __init__(
-        self, loaded: LoadedModel, *, model_name: str, peer: Address, fabric: FabricChoice
+        self,
+        loaded: LoadedModel,
+        *,
+        model_name: str,
+        peer: Address,
+        fabric: FabricChoice,
+        trace: TraceWriter | None = None,
     ) -> None:
         self._loaded = loaded
         self._model_name = model_name
@@ -66,10 +73,10 @@ class DecodeNode:
         self.scheduler = loaded.scheduler()
         self._pool = self.scheduler.pool
         self._loop = StepLoop(
-            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s
+            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s, trace=trace
         )
         self.connector = PeerConnector(peer, self._hub, self._slots, self._identity, owner=self)
-        self._bridge = FrontendBridge(loaded, self.scheduler, self)
+        self._bridge = FrontendBridge(loaded, self.scheduler, self, trace)
         self._transfers: dict[int, _Transfer] = {}
         self._log = TransferLog()
         self._next_transfer_id = itertools.count(1)

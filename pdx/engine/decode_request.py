@@ -18,7 +18,7 @@ from pdx.request.batch import ScoredToken
 __all__ = ["DecodeRequest"]
 
 #: Moments of a transfer that its timeline shows.
-_MAX_LANDED = 32
+_MAX_LANDED = 16
 
 
 @dataclass(slots=True)

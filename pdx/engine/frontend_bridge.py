@@ -18,6 +18,8 @@ from pdx.engine.frontend import FrontendProcess
 from pdx.engine.loading import LoadedModel
 from pdx.errors import RequestError
 from pdx.messenger.control import parse_address
+from pdx.metrics.timeline import RequestTimeline
+from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.request import FinishReason
 from pdx.request.stream import (
@@ -63,10 +65,17 @@ class StreamOwner(Protocol):
 class FrontendBridge:
     """Owns the frontend process and what is known of each stream besides its tokens."""
 
-    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, owner: StreamOwner) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        scheduler: Scheduler,
+        owner: StreamOwner,
+        trace: TraceWriter | None = None,
+    ) -> None:
         self._loaded = loaded
         self._scheduler = scheduler
         self._owner = owner
+        self._trace = trace
         self._frontend = FrontendProcess()
         #: By request id, which is the frontend's stream id.
         self.requests: dict[int, DecodeRequest] = {}
@@ -130,8 +139,10 @@ class FrontendBridge:
 
     def fail(self, request_id: int, error: RequestError) -> None:
         """End a request with an error."""
-        if self.requests.pop(request_id, None) is None:
+        request = self.requests.pop(request_id, None)
+        if request is None:
             return
+        self._ended(request, error.kind)
         self._scheduler.abort(request_id)
         self._report_failure(request_id, error)
         self._owner.wake()
@@ -175,19 +186,21 @@ class FrontendBridge:
         self.counters["finished" if abort.has_result else "aborted"] += 1
         self._scheduler.abort(abort.stream_id)
         self._owner.aborted(request)
+        timeline = self._ended(request, "stop string" if abort.has_result else "left")
         if abort.has_result:
             last = StreamUpdate(
                 stream_id=abort.stream_id,
                 token_ids=[],
                 finish_reason=FinishReason.STOP,
-                timeline=request.timeline(),
+                timeline=timeline,
             )
             self._frontend.send(StepFrame(updates=[last]))
 
     def _stream_update(self, request: DecodeRequest, update: SequenceUpdate) -> StreamUpdate:
         request.on_tokens(len(update.token_ids))
-        finished = update.finish_reason is not None
-        if finished:
+        timeline = None
+        if update.finish_reason is not None:
+            timeline = self._ended(request, update.finish_reason.value)
             del self.requests[update.request_id]
             self.counters["finished"] += 1
         return StreamUpdate(
@@ -196,8 +209,14 @@ class FrontendBridge:
             logprobs=update.logprobs,
             prompt_logprobs=request.take_prompt_logprobs(),
             finish_reason=update.finish_reason,
-            timeline=request.timeline() if finished else None,
+            timeline=timeline,
         )
+
+    def _ended(self, request: DecodeRequest, end: str) -> RequestTimeline:
+        timeline = request.timeline()
+        if self._trace is not None:
+            self._trace.on_request(request.request_id, request.arrival_s, timeline, end)
+        return timeline
 
     def _report_failure(self, stream_id: int, error: RequestError) -> None:
         self.counters[f"failed_{error.kind}"] += 1

@@ -11,6 +11,7 @@ import time
 from typing import Protocol
 
 from pdx.errors import WorkerError
+from pdx.metrics.trace import TraceWriter
 from pdx.ranks.rank import RankProcess
 from pdx.scheduler.scheduler import ScheduledPass, Scheduler
 from pdx.scheduler.sequence import SequenceUpdate
@@ -35,13 +36,20 @@ class StepLoop:
     """See the module's docstring."""
 
     def __init__(
-        self, scheduler: Scheduler, rank: RankProcess, role: Role, *, watchdog_s: float
+        self,
+        scheduler: Scheduler,
+        rank: RankProcess,
+        role: Role,
+        *,
+        watchdog_s: float,
+        trace: TraceWriter | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._rank = rank
         self._role = role
         self._watchdog_s = watchdog_s
         self._woken = asyncio.Event()
+        self._trace = trace
         #: CLOCK_MONOTONIC when the last pass ended, seconds.
         self.last_pass_s = time.monotonic()
         self.num_passes = 0
@@ -64,6 +72,7 @@ class StepLoop:
                 await self._woken.wait()
                 continue
             self._role.before_pass(scheduled)
+            start_s = time.monotonic()
             try:
                 async with asyncio.timeout(self._watchdog_s):
                     output = await self._rank.run(scheduled.batch)
@@ -74,4 +83,10 @@ class StepLoop:
                 ) from None
             self.num_passes += 1
             self.last_pass_s = time.monotonic()
+            if self._trace is not None:
+                steps = scheduled.batch.steps
+                num_tokens = sum(step.num_tokens for step in steps)
+                self._trace.on_pass(
+                    start_s, self.last_pass_s, num_tokens=num_tokens, num_requests=len(steps)
+                )
             self._role.after_pass(self._scheduler.postprocess(output))

@@ -30,6 +30,10 @@ def main() -> int:
     # fabric workers share a few cores, a spinning thread keeps the awaited one from running: on two
     # busy cores a decode step took 5 to 10 times as long. Read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # oneDNN keeps what it compiled for each shape, 0.7 MiB a piece: a rank whose passes have all
+    # lengths grew by 1 GiB before its caches of 1,024 were full. Read when torch is imported.
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "64")
     keep_freed_memory()
     parser = argparse.ArgumentParser(prog="python -m pdx.runner", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited UNIX stream socket")

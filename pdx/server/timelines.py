@@ -15,7 +15,7 @@ class RecentTimelines:
     ended comes from the engine a little later than its answer's end.
     """
 
-    def __init__(self, max_requests: int = 1000) -> None:
+    def __init__(self, max_requests: int = 256) -> None:
         self._max_requests = max_requests
         self._requests: OrderedDict[str, dict[int, asyncio.Future[RequestTimeline]]] = OrderedDict()
 
