@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice, OutputConfig, ServerConfig
+from pdx.config.node import FabricConfig, ModelChoice, OutputConfig, ServerConfig, TraceConfig
 from pdx.config.setting import SECTIONS, Kind, Setting, Value, settings_of
 from pdx.errors import ConfigError
 
@@ -29,7 +29,7 @@ def all_settings() -> list[Setting]:
     """Every setting there is, by section; a file may hold any of them, whichever command reads
     it.
     """
-    configs = (ModelChoice, EngineConfig, FabricConfig, ServerConfig, OutputConfig)
+    configs = (ModelChoice, EngineConfig, FabricConfig, ServerConfig, TraceConfig, OutputConfig)
     return [each for config in configs for each in settings_of(config)]
 
 
