@@ -147,17 +147,36 @@ class DecodeNode:
 
     def admit(self) -> None:
         link = self.connector.link
-        if link is None or not link.usable:
-            error = CapacityError("no prefiller is connected", hint=self.connector.status)
-            for request_id in self.scheduler.waiting_ids():
-                self._bridge.fail(request_id, error)
-            return
+        if link is not None and not link.usable:
+            link = None
+        if link is None:
+            self._refuse_new_requests()
         for sequence in self.scheduler.admit():
-            self._bridge.requests[sequence.request_id].on_admitted()
-            if len(sequence.token_ids) == 1:
-                self.scheduler.start(sequence.request_id)  # nothing to prefill
+            request = self._bridge.requests[sequence.request_id]
+            request.on_admitted()
+            if link is None or self._starts_here(sequence, request, link):
+                self.scheduler.start(sequence.request_id)
             else:
                 self._dispatch(sequence, link)
+
+    def _refuse_new_requests(self) -> None:
+        """Without a prefiller only what needs none goes on: streams that were preempted, and
+        prompts of one token.
+        """
+        error = CapacityError("no prefiller is connected", hint=self.connector.status)
+        for sequence in self.scheduler.waiting():
+            if len(sequence.token_ids) > 1 and not sequence.output_len:
+                self._bridge.fail(sequence.request_id, error)
+
+    @staticmethod
+    def _starts_here(sequence: Sequence, request: DecodeRequest, link: DecodeLink) -> bool:
+        """Nothing to prefill, or a stream whose prefiller has failed it or cannot hold it: its
+        client has tokens already, so this node computes the rest of the cache itself.
+        """
+        num_prefill = len(sequence.token_ids) - 1
+        if not num_prefill or request.prefill_here:
+            return True
+        return sequence.output_len > 0 and num_prefill > link.max_prompt_len
 
     def _dispatch(self, sequence: Sequence, link: DecodeLink) -> None:
         """Arm a slot and ask the prefiller for everything but the last token."""
@@ -227,7 +246,12 @@ class DecodeNode:
         request = self._request_of(transfer_id)
         request.transfer_id = None
         self._log.lost(transfer_id, error.message)
-        self._bridge.fail(request.request_id, error)
+        if request.output_len:
+            request.prefill_here = True
+            self.scheduler.requeue(request.request_id)
+            self._loop.wake()
+        else:
+            self._bridge.fail(request.request_id, error)
 
     def prefill_times(self, link: DecodeLink, times: PrefillTimes) -> None:
         for request in self._bridge.requests.values():

@@ -39,6 +39,8 @@ class DecodeRequest:
     provider: str | None = None
     same_host: bool = False
     num_transfers: int = 0
+    #: A transfer of a stream that had begun was lost: the next prefill runs on this node.
+    prefill_here: bool = False
     transfer_bytes: int = 0
     admitted_s: float | None = None
     #: What this node itself prefilled.

@@ -31,6 +31,8 @@ __all__ = ["PrefillNode"]
 
 logger = logging.getLogger(__name__)
 _STOP_S = 2.0
+#: As the API allows.
+_MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(slots=True)
@@ -191,6 +193,7 @@ class PrefillNode:
                 f"{self._loaded.context_len}",
                 param="prompt",
             )
+        self._check_tokens(prefill)
         scoring = None
         if prefill.prompt_logprobs is not None:
             scoring = PromptScoring(
@@ -201,6 +204,26 @@ class PrefillNode:
         job = _Job(request_id, link, prefill.transfer_id, awaits_scores=scoring is not None)
         self._jobs[request_id] = self._by_transfer[link, prefill.transfer_id] = job
         self._loop.wake()
+
+    def _check_tokens(self, prefill: Prefill) -> None:
+        """What the rank takes for granted: a wrong decoder must not end this node.
+
+        Raises:
+            InvalidRequest: naming what is out of range.
+        """
+        vocab_size = self._loaded.model.vocab_size
+        last = [] if prefill.last_token_id is None else [prefill.last_token_id]
+        bad = next((i for i in (*prefill.token_ids, *last) if not 0 <= i < vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt"
+            )
+        num_top = prefill.prompt_logprobs
+        if num_top is not None and not 0 <= num_top <= _MAX_TOP_LOGPROBS:
+            raise InvalidRequest(
+                f"prompt_logprobs must be 0 to {_MAX_TOP_LOGPROBS}, not {num_top}",
+                param="prompt_logprobs",
+            )
 
     def drop(self, link: PrefillLink, transfer_id: int) -> None:
         job = self._by_transfer.get((link, transfer_id))

@@ -5,8 +5,8 @@ Owned by the primary's event loop. Touches no tensor, knows no socket and no clo
 sequence:
 
     submit -> WAITING --admit (pages leased)--> ADMITTED --start--> RUNNING --finish/abort--> gone
-                 ^                                                     |
-                 +---------------------- preempted --------------------+
+                 ^                                  |                  |
+                 +------------ requeue -------------+---- preempted ---+
 
 A colocated engine and a prefiller start what they admit at once; a decoder starts it when the KV
 cache has arrived. Admission is first come, first served, so that nobody starves; a sequence that
@@ -141,9 +141,13 @@ class Scheduler:
         if active is not None and active.state is not SequenceState.ENDED:
             self._end(active)
 
-    def waiting_ids(self) -> list[int]:
+    def requeue(self, request_id: int) -> None:
+        """An admitted request waits again, first in the queue, with other pages next time."""
+        self._preempt(self._active[request_id])
+
+    def waiting(self) -> list[Sequence]:
         """Queued requests, next one first."""
-        return [sequence.request_id for sequence in self._waiting]
+        return list(self._waiting)
 
     def sequence(self, request_id: int) -> Sequence | None:
         """An admitted or running request."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from pdx.errors import InvalidRequest
-from pdx.kv.pages import PagePool
+from pdx.kv.pages import PagePool, Proof, Use
 from pdx.request.batch import Batch, SampledToken, StepOutput
 from pdx.request.request import FinishReason, SamplingParams
 from pdx.scheduler.scheduler import ScheduledPass, Scheduler, SchedulerLimits
@@ -197,7 +197,7 @@ def test_waiting_requests_are_admitted_in_order() -> None:
     scheduler.submit(2, [1] * 9, sampling(1))
     scheduler.submit(3, [1], sampling(1))
     assert [s.request_id for s in scheduler.admit()] == [1]
-    assert scheduler.waiting_ids() == [2, 3]
+    assert [s.request_id for s in scheduler.waiting()] == [2, 3]
 
 
 def test_abort_during_a_pass_keeps_the_pages_until_the_pass_ends() -> None:
@@ -252,3 +252,27 @@ def test_any_load_comes_to_rest_with_every_page_free(
     for request_id, (_, max_tokens, prefill_only) in enumerate(requests):
         if request_id not in aborted:
             assert finished[request_id] == (0 if prefill_only else max_tokens)
+
+
+def test_requeued_request_waits_first_and_gets_other_pages() -> None:
+    scheduler, rank = make()
+    scheduler.submit(1, [1] * 6, sampling(3))
+    scheduler.submit(2, [2] * 6, sampling(3))
+    alone = {}
+    for request_id in (1, 2):
+        lone, lone_rank = make()
+        lone.submit(request_id, [request_id] * 6, sampling(3))
+        alone[request_id] = run_all(lone, lone_rank)[request_id]
+    first = scheduler.admit()[0]
+    pages = scheduler.pool.page_indices(first.lease_id or 0)
+    scheduler.pool.hold(first.lease_id or 0, Use.REMOTE_WRITE)
+    scheduler.requeue(1)
+    scheduler.start(2)
+    assert [s.request_id for s in scheduler.waiting()] == [1]
+    assert scheduler.pool.counts().quarantined == len(pages)
+    again = scheduler.admit()[0]
+    assert not set(scheduler.pool.page_indices(again.lease_id or 0)) & set(pages)
+    scheduler.start(1)
+    assert run_all(scheduler, rank) == alone
+    scheduler.pool.drop(first.lease_id or 0, Use.REMOTE_WRITE, Proof.FENCED)
+    assert scheduler.pool.counts().at_rest
