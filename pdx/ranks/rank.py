@@ -193,7 +193,13 @@ class RankProcess:
 
     async def _pump_stderr(self, stream: asyncio.StreamReader) -> None:
         """The rank's stderr goes to our log, and its last lines into the error if it dies."""
-        while line := await stream.readline():
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than any line of ours; the reader has dropped it
+                continue
+            if not line:
+                return
             text = line.decode(errors="replace").rstrip()
             self._stderr_lines.append(text)
             logger.warning("rank: %s", text)
