@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pdx.errors import ConfigError
+from pdx.kernels.cpu.kv_append import kv_append as cpu_kv_append
 from pdx.kernels.cpu.linear import linear as cpu_linear
 from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
 from pdx.kernels.cpu.rms_norm import rms_norm as cpu_rms_norm
@@ -50,6 +51,7 @@ _CPU_OPS = replace(
     rms_norm=cpu_rms_norm,
     rope=cpu_rope,
     silu_mul=cpu_silu_mul,
+    kv_append=cpu_kv_append,
     paged_attention=cpu_paged_attention,
 )
 

@@ -24,7 +24,7 @@ TOLERANCE = {
     torch.float16: 8e-3,
 }
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
-rows = pytest.mark.parametrize("num_rows", [0, 1, 7])
+rows = pytest.mark.parametrize("num_rows", [0, 1, 7, 301])
 NormOp = Callable[[Tensor, Tensor, float], Tensor]
 RopeOp = Callable[[Tensor, Tensor, Tensor], Tensor]
 SiluOp = Callable[[Tensor, Tensor], Tensor]
@@ -107,3 +107,29 @@ def test_silu_mul(gated: SiluOp, dtype: torch.dtype, num_rows: int) -> None:
 def test_silu_mul_of_extreme_gates_is_finite(gated: SiluOp) -> None:
     gate = torch.tensor([-200.0, 200.0])
     assert torch.equal(gated(gate, torch.ones(2)), torch.tensor([0.0, 200.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 65, 1000])
+def test_native_ops_round_as_the_reference_does(dtype: torch.dtype, num_rows: int) -> None:
+    """float32 sums differ in their order; what is rounded to bfloat16 is the same but for those."""
+    x, weight = torch.randn(num_rows, 576, dtype=dtype), torch.randn(576, dtype=dtype)
+    ours, theirs = cpu_rms_norm(x, weight, 1e-5), rms_norm(x, weight, 1e-5)
+    assert float((ours != theirs).double().mean()) < (1e-3 if dtype == torch.bfloat16 else 1)
+    torch.testing.assert_close(
+        ours, theirs, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=0
+    )
+    q, angles = torch.randn(num_rows, 9, 64, dtype=dtype), torch.randn(num_rows, 32)
+    assert torch.equal(cpu_rope(q, angles.cos(), angles.sin()), rope(q, angles.cos(), angles.sin()))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_native_ops_hide_nothing_broken(dtype: torch.dtype, value: float) -> None:
+    x = torch.ones(2, 32, dtype=dtype)
+    x[1, 3] = value
+    normed = cpu_rms_norm(x, torch.ones(32, dtype=dtype), 1e-5)
+    assert normed[0].isfinite().all()
+    assert normed[1, 3].isnan()
+    turned = cpu_rope(x.view(2, 1, 32), torch.ones(2, 16), torch.zeros(2, 16))
+    assert not turned[1, 0, 3].isfinite()

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdx.kernels.cpu.kv_append import kv_append as cpu_kv_append
 from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.kv_append import kv_append
 from pdx.kernels.reference.paged_attention import paged_attention
 
 S, D = 4, 8
+AppendOp = Callable[[Tensor, Tensor, Tensor, PagedBatch], None]
 NAN = float("nan")
 # (tokens computed before, tokens of this pass) of the requests of one pass.
 BATCHES = [
@@ -46,17 +48,22 @@ class Case:
     """Requests with random K and V, in shuffled pages of poisoned memory."""
 
     def __init__(
-        self, requests: list[tuple[int, int]], num_heads: int, num_kv_heads: int, dtype: torch.dtype
+        self,
+        requests: list[tuple[int, int]],
+        num_heads: int,
+        num_kv_heads: int,
+        dtype: torch.dtype,
+        head_dim: int = D,
     ) -> None:
         self.requests = requests
         contexts = [computed + new for computed, new in requests]
         num_pages = [-(-context // S) for context in contexts]
         shuffled = torch.randperm(sum(num_pages) + 3).tolist()
         self.tables = [[shuffled.pop() for _ in range(n)] for n in num_pages]
-        self.kv = torch.full((sum(num_pages) + 3, num_kv_heads, 2, S, D), NAN, dtype=dtype)
-        self.k = [torch.randn(c, num_kv_heads, D, dtype=dtype) for c in contexts]
-        self.v = [torch.randn(c, num_kv_heads, D, dtype=dtype) for c in contexts]
-        self.q = torch.randn(sum(new for _, new in requests), num_heads, D, dtype=dtype)
+        self.kv = torch.full((sum(num_pages) + 3, num_kv_heads, 2, S, head_dim), NAN, dtype=dtype)
+        self.k = [torch.randn(c, num_kv_heads, head_dim, dtype=dtype) for c in contexts]
+        self.v = [torch.randn(c, num_kv_heads, head_dim, dtype=dtype) for c in contexts]
+        self.q = torch.randn(sum(new for _, new in requests), num_heads, head_dim, dtype=dtype)
         self.batch = self._batch(requests)
 
     def _batch(self, requests: list[tuple[int, int]]) -> PagedBatch:
@@ -137,11 +144,18 @@ def test_reference_keeps_float64() -> None:
     torch.testing.assert_close(out, case.expected(0.3), rtol=1e-12, atol=1e-12)
 
 
+appends = pytest.mark.parametrize("append", [kv_append, cpu_kv_append], ids=["reference", "cpu"])
+
+
+@appends
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("requests", BATCHES, ids=str)
-def test_append_writes_its_tokens_and_nothing_else(requests: list[tuple[int, int]]) -> None:
-    case = Case(requests, 2, 2, torch.float32)
+def test_append_writes_its_tokens_and_nothing_else(
+    append: AppendOp, dtype: torch.dtype, requests: list[tuple[int, int]]
+) -> None:
+    case = Case(requests, 2, 2, dtype)
     k, v = case.new()
-    kv_append(k, v, case.kv, case.batch)
+    append(k, v, case.kv, case.batch)
     written = ~case.kv.isnan()
     assert int(written.sum()) == k.numel() + v.numel()
     row = 0
@@ -153,9 +167,10 @@ def test_append_writes_its_tokens_and_nothing_else(requests: list[tuple[int, int
             row += 1
 
 
-def test_append_of_no_tokens_changes_nothing() -> None:
+@appends
+def test_append_of_no_tokens_changes_nothing(append: AppendOp) -> None:
     kv = torch.full((2, 1, 2, S, D), NAN)
-    kv_append(torch.empty(0, 1, D), torch.empty(0, 1, D), kv, PagedBatch.build(S, []))
+    append(torch.empty(0, 1, D), torch.empty(0, 1, D), kv, PagedBatch.build(S, []))
     assert kv.isnan().all()
 
 
@@ -168,19 +183,33 @@ def test_spans_tell_rows_and_pages() -> None:
     assert batch.token_offsets.tolist() == [1, 0, 1, 2, 3, 0, 1]
 
 
-def test_decode_steps_are_grouped_by_length() -> None:
-    """Each row is in one place, and nobody is padded to many times its length."""
-    lens = [1, 1000, 3, 5, 900, 70, 2 * S, 64, 8]
-    requests = [(n - 1, 1, list(range(300))) for n in lens]
-    batch = PagedBatch.build(S, [(0, 7, [1, 2]), *requests])
-    rows = [row for group in batch.decode_groups for row in group.rows.tolist()]
-    lone = [span.start for span in batch.lone_spans]
-    assert sorted(rows + lone) == [0, *range(7, 7 + len(lens))]
-    assert 0 in lone
-    for group in batch.decode_groups:
-        num_requests, padded_len = group.seen.shape
-        assert num_requests > 1
-        assert len(group.page_indices) * S == num_requests * padded_len
-        real = sum(-(-lens[row - 7] // S) * S for row in group.rows.tolist())
-        assert num_requests * padded_len <= 1.5 * real
-        assert group.seen.sum(dim=1).tolist() == [lens[row - 7] for row in group.rows.tolist()]
+def test_decode_steps_stand_apart_from_chunks() -> None:
+    batch = PagedBatch.build(S, [(5, 1, [9, 8, 7]), (0, 6, [3, 2]), (0, 1, [4])])
+    steps = batch.decode_steps
+    assert (steps.rows.tolist(), steps.context_lens.tolist()) == ([0, 7], [6, 1])
+    assert (steps.table_starts.tolist(), steps.page_indices.tolist()) == ([0, 2], [9, 8, 4])
+    assert [span.start for span in batch.chunks] == [1]
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_groups", [1, 3, 16, 17])
+def test_decode_steps_of_long_contexts(num_groups: int, dtype: torch.dtype, head_dim: int) -> None:
+    """The sizes that the native code takes, and one past them; scores of size 10 and more."""
+    case = Case([(700, 1), (3, 1), (64, 2), (0, 1)], 2 * num_groups, 2, dtype, head_dim)
+    case.append_all()
+    scale = 8 / head_dim**0.5
+    out = cpu_paged_attention(case.q, case.kv, case.batch, scale)
+    # Rounding a score of 40 changes its weight by 2e-6 of itself.
+    tolerance = max(TOLERANCE[dtype], 1e-5)
+    torch.testing.assert_close(out.double(), case.expected(scale), rtol=tolerance, atol=tolerance)
+
+
+def test_decode_step_over_broken_memory_is_broken() -> None:
+    """It must reach the check of the logits, not be hidden by a maximum."""
+    case = Case([(20, 1), (20, 1)], 4, 2, torch.float32, 16)
+    case.append_all()
+    case.kv[case.tables[1][2], 0, 0, 1] = NAN
+    out = cpu_paged_attention(case.q, case.kv, case.batch, 0.3)
+    assert not out[0].isnan().any()
+    assert out[1].isnan().any()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 from collections.abc import Callable
 from mmap import mmap
-from pathlib import Path
 
 from pdx.errors import ConfigError
+from pdx.kernels.cpu.native_ops import installed_library
 
 __all__ = ["ProgressWord"]
-
-_LIBRARY = "pdx/kernels/cpu/native/libpdx_progress.so"
 
 
 class ProgressWord:
@@ -42,7 +39,7 @@ class ProgressWord:
 
 def _load() -> Callable[[int, int, int], None]:
     try:
-        function = ctypes.CDLL(str(_library_path())).pdx_publish
+        function = ctypes.CDLL(str(installed_library("libpdx_progress.so"))).pdx_publish
     except OSError as error:
         raise ConfigError(
             f"cannot load libpdx_progress.so: {error}",
@@ -51,14 +48,3 @@ def _load() -> Callable[[int, int, int], None]:
     function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
     function.restype = None
     return function
-
-
-def _library_path() -> Path:
-    # An editable install keeps Python files in the checkout and built ones in site-packages.
-    try:
-        installed = Path(str(importlib.metadata.distribution("pdx").locate_file(_LIBRARY)))
-        if installed.exists():
-            return installed
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    return Path(__file__).parent / "native" / "libpdx_progress.so"

@@ -1,0 +1,63 @@
+"""libpdx_cpu_ops.so in ctypes' words: its functions take addresses of contiguous tensors.
+
+Loaded once, when the first op of a rank runs: after torch, whose OpenMP it then shares. The address
+of a tensor is valid during the call because the caller holds the tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+
+from pdx.errors import ConfigError
+
+__all__ = ["NATIVE_DTYPES", "installed_library", "native_ops"]
+
+#: What the library computes in; other dtypes take the reference.
+NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16})
+
+_SIGNATURES = {
+    "pdx_rms_norm": [c_void_p] * 3 + [c_int64] * 2 + [c_float, c_int],
+    "pdx_rope": [c_void_p] * 4 + [c_int64] * 3 + [c_int],
+    "pdx_kv_append": [c_void_p] * 5 + [c_int64] * 4,
+    "pdx_decode_attention": [c_void_p] * 7 + [c_int64] * 5 + [c_float, c_int],
+}
+
+
+@functools.cache
+def native_ops() -> ctypes.CDLL:
+    """The library, with its signatures set.
+
+    Raises:
+        ConfigError: it is not built.
+    """
+    try:
+        library = ctypes.CDLL(str(installed_library("libpdx_cpu_ops.so")))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot load libpdx_cpu_ops.so: {error}",
+            hint="build the native libraries: pip install -e . (or scripts/setup)",
+        ) from error
+    for name, argtypes in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = argtypes
+        function.restype = c_int if name == "pdx_decode_attention" else None
+    return library
+
+
+def installed_library(name: str) -> Path:
+    """Where a library of this folder lies."""
+    # An editable install keeps Python files in the checkout and built ones in site-packages.
+    try:
+        distribution = importlib.metadata.distribution("pdx")
+        installed = Path(str(distribution.locate_file(f"pdx/kernels/cpu/native/{name}")))
+        if installed.exists():
+            return installed
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    return Path(__file__).parent / "native" / name
