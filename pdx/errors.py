@@ -7,7 +7,6 @@ PdxError
 │   ├── InvalidRequest     the client's input                                     400
 │   ├── UnknownModel       the model's name                                       404
 │   ├── CapacityError      no room now, or a queue limit                          503
-│   ├── AbortedError       cancelled by the client or by a shutdown               499
 │   └── TransferFailed     the KV cache did not arrive                            503
 ├── FabricError            libfabric refused or failed                            503  exit 1
 ├── PeerError              another node
@@ -21,7 +20,6 @@ PdxError
 from __future__ import annotations
 
 __all__ = [
-    "AbortedError",
     "CapacityError",
     "CheckpointError",
     "ConfigError",
@@ -102,13 +100,6 @@ class CapacityError(RequestError):
 
     http_status = 503
     kind = "overloaded_error"
-
-
-class AbortedError(RequestError):
-    """The request was cancelled, by its client or by a shutdown."""
-
-    http_status = 499
-    kind = "aborted"
 
 
 class TransferFailed(RequestError):
