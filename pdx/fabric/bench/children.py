@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -152,12 +153,18 @@ def _raw_line(pages_per_write: int) -> Callable[[Cell], str]:
 
 
 def _raw_program() -> Path:
-    """The C program, built against the libfabric that this process uses, once for each library."""
+    """The C program, built against the libfabric that this process uses, once for each library.
+
+    The linker writes the library's folder into the program, so a checkout that brings its own
+    library has a program of its own: another's would end with the folder it was built in.
+    """
     library = library_info()
     source = _HERE / "raw.c"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdx"
-    built = cache / f"raw-libfabric-{library.version}"
-    if built.exists() and built.stat().st_mtime > source.stat().st_mtime:
+    made_of = blake2b(f"{library.version} {library.path}".encode(), digest_size=8)
+    made_of.update(source.read_bytes())
+    built = cache / f"raw-libfabric-{made_of.hexdigest()}"
+    if built.exists():
         return built
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
