@@ -24,9 +24,9 @@ from pdx.engine.transfer_log import TransferLog
 from pdx.errors import CapacityError, InvalidRequest, RequestError
 from pdx.fabric import FabricOptions
 from pdx.kv.pages import Proof, Use
+from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.control import Address
 from pdx.messenger.decode_link import Arrival, DecodeLink
-from pdx.messenger.decode_side import PrefillTimes
 from pdx.messenger.fabric_hub import FabricHub
 from pdx.messenger.handshake import FabricChoice, NodeIdentity
 from pdx.messenger.messages import Prefill

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.decode_link import Arrival, DecodeLink
-from pdx.messenger.decode_side import PrefillTimes
 from pdx.messenger.messages import ChunkTimes
 from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
 from pdx.request.batch import ScoredToken

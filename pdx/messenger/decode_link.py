@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 from pdx.errors import PeerLost, ProtocolError, RequestError
 from pdx.fabric import Arrived, FabricEvent, Fenced, LinkDown, LinkUp, Surplus
 from pdx.kv.pages import Proof
-from pdx.messenger.control import ControlConnection
-from pdx.messenger.decode_side import (
+from pdx.messenger.actions import (
     Counted,
     DecodeAction,
-    DecodeSide,
     EndLink,
     Expect,
     Lost,
@@ -34,8 +32,9 @@ from pdx.messenger.decode_side import (
     Scores,
     Send,
     Settled,
-    TransferTimeouts,
 )
+from pdx.messenger.control import ControlConnection
+from pdx.messenger.decode_side import DecodeSide, TransferTimeouts
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
 from pdx.messenger.messages import ControlMessage, Goodbye, Prefill, Welcome
 from pdx.messenger.slots import SlotTable

@@ -25,9 +25,22 @@ from dataclasses import dataclass
 
 from pdx.errors import ProtocolError, RequestError, TransferFailed
 from pdx.kv.pages import Proof
+from pdx.messenger.actions import (
+    Counted,
+    DecodeAction,
+    EndLink,
+    Expect,
+    Lost,
+    PrefillTimes,
+    Ready,
+    Release,
+    Retarget,
+    Scores,
+    Send,
+    Settled,
+)
 from pdx.messenger.messages import (
     Cancel,
-    ChunkTimes,
     ControlMessage,
     Drained,
     Failed,
@@ -37,128 +50,11 @@ from pdx.messenger.messages import (
     Reject,
 )
 from pdx.messenger.slots import SlotTable
-from pdx.request.batch import ScoredToken
 
 __all__ = [
-    "Counted",
-    "DecodeAction",
     "DecodeSide",
-    "EndLink",
-    "Expect",
-    "Lost",
-    "PrefillTimes",
-    "Ready",
-    "Release",
-    "Retarget",
-    "Scores",
-    "Send",
-    "Settled",
     "TransferTimeouts",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Put a message on the control link."""
-
-    message: ControlMessage
-
-
-@dataclass(frozen=True, slots=True)
-class Expect:
-    """Arm the slot on every fabric worker; must be done before the next action."""
-
-    slot: int
-    generation: int
-    atoms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retarget:
-    """The peer stopped early: wait for this many atoms instead."""
-
-    slot: int
-    generation: int
-    atoms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Disarm the slot."""
-
-    slot: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndLink:
-    """The link cannot be trusted any more: end and fence it."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """No write of this transfer can touch our memory any more, for the reason given."""
-
-    transfer_id: int
-    proof: Proof
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """The KV cache is here, complete."""
-
-    transfer_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """All that the request waited for is here: the KV cache, and scores if it asked for them."""
-
-    transfer_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The KV cache will not come; the request fails or is tried again elsewhere."""
-
-    transfer_id: int
-    error: RequestError
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Scores of the prompt's next tokens."""
-
-    transfer_id: int
-    tokens: list[ScoredToken]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTimes:
-    """When the prefiller worked, on its host's monotonic clock."""
-
-    transfer_id: int
-    prefill_start_ns: int
-    last_layer_ns: int
-    posted_ns: int = 0
-    chunks: tuple[ChunkTimes, ...] = ()
-
-
-DecodeAction = (
-    Send
-    | Expect
-    | Retarget
-    | Release
-    | EndLink
-    | Settled
-    | Counted
-    | Scores
-    | Ready
-    | Lost
-    | PrefillTimes
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,22 +28,23 @@ from pdx.fabric import (
 )
 from pdx.kv.layout import KvLayout
 from pdx.kv.progress import layer_value
-from pdx.messenger.control import ControlConnection
-from pdx.messenger.decode_side import EndLink, Send
-from pdx.messenger.fabric_hub import FabricHub, FabricLink
-from pdx.messenger.messages import Goodbye, Hello, Prefill
-from pdx.messenger.prefill_side import (
+from pdx.messenger.actions import (
     Accept,
     Arm,
     CancelSend,
     Dropped,
+    EndLink,
     HoldSource,
     OpenSend,
     PrefillAction,
-    PrefillSide,
     ReleaseSource,
     Seal,
+    Send,
 )
+from pdx.messenger.control import ControlConnection
+from pdx.messenger.fabric_hub import FabricHub, FabricLink
+from pdx.messenger.messages import Goodbye, Hello, Prefill
+from pdx.messenger.prefill_side import PrefillSide
 from pdx.request.batch import PromptScores
 
 __all__ = ["PrefillLink", "PrefillLinkOwner"]

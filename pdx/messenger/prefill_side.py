@@ -22,7 +22,18 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pdx.errors import InvalidRequest, ProtocolError, RequestError
-from pdx.messenger.decode_side import EndLink, Send
+from pdx.messenger.actions import (
+    Accept,
+    Arm,
+    CancelSend,
+    Dropped,
+    HoldSource,
+    OpenSend,
+    PrefillAction,
+    ReleaseSource,
+    Seal,
+    Send,
+)
 from pdx.messenger.messages import (
     Cancel,
     ChunkTimes,
@@ -34,96 +45,12 @@ from pdx.messenger.messages import (
     PromptLogprobs,
     Reject,
 )
-from pdx.messenger.plan import PagePair, SendCursor, TransferPlan
+from pdx.messenger.plan import SendCursor, TransferPlan
 from pdx.request.batch import ScoredToken
 
 __all__ = [
-    "Accept",
-    "Arm",
-    "CancelSend",
-    "Dropped",
-    "HoldSource",
-    "OpenSend",
-    "PrefillAction",
     "PrefillSide",
-    "ReleaseSource",
-    "Seal",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """Queue the prompt; answer with :meth:`PrefillSide.refuse` if that is impossible."""
-
-    prefill: Prefill
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Nobody wants the prompt any more: leave the queue, or stop after the running chunk."""
-
-    transfer_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class HoldSource:
-    """Writes that read the request's pages are about to be armed."""
-
-    transfer_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseSource:
-    """No write of ours reads the pages any more; ``unproved``: but for failed ones."""
-
-    transfer_id: int
-    unproved: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSend:
-    """Open a transfer on the fabric."""
-
-    transfer_id: int
-    slot: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """Post each layer of these pages when the rank's progress in this pass reaches it."""
-
-    transfer_id: int
-    pairs: list[PagePair]
-    pass_idx: int
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """Nothing more will be armed."""
-
-    transfer_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelSend:
-    """Drop what is not posted."""
-
-    transfer_id: int
-
-
-PrefillAction = (
-    Send
-    | EndLink
-    | Accept
-    | Dropped
-    | HoldSource
-    | ReleaseSource
-    | OpenSend
-    | Arm
-    | Seal
-    | CancelSend
-)
 
 
 class _State(enum.Enum):

@@ -18,36 +18,33 @@ from hypothesis import given, settings
 
 from pdx.errors import CapacityError, ProtocolError
 from pdx.kv.pages import Proof
-from pdx.messenger.decode_side import (
-    Counted,
-    DecodeAction,
-    DecodeSide,
-    EndLink,
-    Expect,
-    Lost,
-    PrefillTimes,
-    Ready,
-    Release,
-    Retarget,
-    Scores,
-    Send,
-    Settled,
-    TransferTimeouts,
-)
-from pdx.messenger.messages import Cancel, ControlMessage, Drained, Posted, Prefill, Refuse, Reject
-from pdx.messenger.plan import expected_atoms
-from pdx.messenger.prefill_side import (
+from pdx.messenger.actions import (
     Accept,
     Arm,
     CancelSend,
+    Counted,
+    DecodeAction,
     Dropped,
+    EndLink,
+    Expect,
     HoldSource,
+    Lost,
     OpenSend,
     PrefillAction,
-    PrefillSide,
+    PrefillTimes,
+    Ready,
+    Release,
     ReleaseSource,
+    Retarget,
+    Scores,
     Seal,
+    Send,
+    Settled,
 )
+from pdx.messenger.decode_side import DecodeSide, TransferTimeouts
+from pdx.messenger.messages import Cancel, ControlMessage, Drained, Posted, Prefill, Refuse, Reject
+from pdx.messenger.plan import expected_atoms
+from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
 from pdx.request.batch import ScoredToken
 

@@ -14,9 +14,9 @@ from pdx.engine.peer import PeerConnector
 from pdx.errors import RequestError
 from pdx.fabric import FabricOptions
 from pdx.kv.pages import Proof
+from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.control import parse_address
 from pdx.messenger.decode_link import Arrival, DecodeLink
-from pdx.messenger.decode_side import PrefillTimes
 from pdx.messenger.fabric_hub import FabricHub, MappedMemory
 from pdx.messenger.handshake import NodeIdentity
 from pdx.messenger.manifest import Manifest, model_id, text_id
