@@ -149,6 +149,7 @@ class Child:
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(60)
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -202,8 +203,12 @@ class RemoteSide:
         Child.idle.append(self._child)
 
     def _ask(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        _send(self._child.socket, (name, arguments, named))
-        error, result = _receive(self._child.socket)
+        try:
+            _send(self._child.socket, (name, arguments, named))
+            error, result = _receive(self._child.socket)
+        except BaseException:  # hung, gone, or the test ran out of time: nothing more can be asked
+            self.kill()
+            raise
         if error is not None:
             raise error
         return result

@@ -168,7 +168,10 @@ std::vector<char> Domain::endpoint_name(const Endpoint& endpoint) const {
     return name;
 }
 
-fi_addr_t Domain::insert_peer(const Endpoint& endpoint, const void* name) const {
+// shm's insert holds the address vector's lock and takes the queue's, a read of the queue the other way round
+// (libfabric 2.5): both would wait for ever.
+fi_addr_t Domain::insert_peer(const Endpoint& endpoint, const void* name) {
+    std::lock_guard lock(progress_mutex_);
     fi_addr_t peer = FI_ADDR_UNSPEC;
     const int count = fi_av_insert(endpoint.av, name, 1, &peer, 0, nullptr);
     if (count != 1) {

@@ -36,7 +36,7 @@ class Domain {
     Endpoint open_endpoint();
     fid_mr* register_memory(void* address, size_t num_bytes, uint64_t wanted_key);
     std::vector<char> endpoint_name(const Endpoint& endpoint) const;
-    fi_addr_t insert_peer(const Endpoint& endpoint, const void* name) const;
+    fi_addr_t insert_peer(const Endpoint& endpoint, const void* name);
     // The base that a peer adds offsets to.
     uint64_t remote_base(const void* address) const {
         return virtual_addresses_ ? reinterpret_cast<uint64_t>(address) : 0;
