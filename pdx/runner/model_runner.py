@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,12 +33,15 @@ class ModelRunner:
         kv: Tensor,
         layout: KvLayout,
         progress: ProgressWord,
+        tokenless_ids: Sequence[int] = (),
     ) -> None:
         self._model = model
         self._kv = kv
         self._layout = layout
         self._vocab_size = config.vocab_size
         self._progress = progress
+        #: int64: ids that no tokenizer knows (see ``pdx.config.token_ids``).
+        self._tokenless_ids = torch.tensor(tokenless_ids, dtype=torch.int64)
         self._requests = RequestTable(
             page_size=layout.page_size, num_pages=layout.num_pages, vocab_size=config.vocab_size
         )
@@ -70,7 +73,7 @@ class ModelRunner:
         hidden = self._run_model(inputs, self._publisher(batch.pass_idx))
         self._progress.publish(end_value(batch.pass_idx, self._layout.num_layers))
         tokens = self._sample(hidden, inputs.draws)
-        scores = score_prompts(hidden, self._model.logits, inputs.score_spans, self._vocab_size)
+        scores = score_prompts(hidden, self._logits, inputs.score_spans, self._vocab_size)
         return StepOutput(
             pass_idx=batch.pass_idx,
             tokens=tokens,
@@ -82,10 +85,17 @@ class ModelRunner:
         if not draws:
             return []
         rows = torch.tensor([draw.row for draw in draws])
-        tokens = sample(self._model.logits(hidden[rows]), draws)
+        tokens = sample(self._logits(hidden[rows]), draws)
         for token in tokens:
             self._requests.append_sampled(token.request_id, token.token_id)
         return tokens
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[N, H] -> float32 [N, V], -inf for ids without a token: they are never drawn, and no
+        probability is theirs.
+        """
+        logits: Tensor = self._model.logits(hidden)
+        return logits.index_fill_(1, self._tokenless_ids, float("-inf"))
 
     def _run_model(self, inputs: PassInputs, on_layer_kv_ready: Callable[[int], None]) -> Tensor:
         if not len(inputs.token_ids):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from pdx.config.model import ModelConfig
+from pdx.config.token_ids import ids_without_token
 from pdx.errors import ConfigError
 from pdx.kernels.ops import ops_for
 from pdx.kv.geometry import kv_layout, num_pages_in
@@ -34,12 +35,14 @@ def serve(channel: Channel) -> None:
     started = time.perf_counter()
     if config.num_threads > 0:
         torch.set_num_threads(config.num_threads)
-    model_config = ModelConfig.load(Path(config.model_folder))
+    folder = Path(config.model_folder)
+    model_config = ModelConfig.load(folder)
+    tokenless_ids = ids_without_token(folder, model_config.vocab_size)
     layout = _layout(config, model_config)
     model = _load(config, model_config, _reporter(channel))
     kv_memory, kv = export_kv(layout, _DTYPES[config.dtype], poison=config.poison)
     progress_memory, eventfd, progress = export_progress()
-    runner = ModelRunner(model, model_config, kv, layout, progress)
+    runner = ModelRunner(model, model_config, kv, layout, progress, tokenless_ids)
     runner.warm_up()
     # What is loaded stays: the collector need not look at it again in the middle of a pass.
     gc.collect()

@@ -313,6 +313,7 @@ class RequestChecker:
             body,
             self.defaults,
             self.config,
+            self.tokenizer,
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,

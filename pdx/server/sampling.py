@@ -15,6 +15,7 @@ from pdx.errors import CheckpointError, InvalidRequest
 from pdx.request.request import SamplingParams
 from pdx.request.stream import FrontendConfig
 from pdx.server.bodies import GenerateBody
+from pdx.text.tokenizer import Tokenizer
 
 __all__ = ["SamplingDefaults", "sampling_of_choices"]
 
@@ -58,6 +59,7 @@ def sampling_of_choices(
     body: GenerateBody,
     defaults: SamplingDefaults,
     config: FrontendConfig,
+    tokenizer: Tokenizer,
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -66,7 +68,8 @@ def sampling_of_choices(
     """Parameters of each of the ``n`` choices of one prompt. Choice i draws from seed + i.
 
     Raises:
-        InvalidRequest: a token id is outside the vocabulary, or the minimum above the maximum.
+        InvalidRequest: a token id is outside the vocabulary or has no token; the minimum is above
+            the maximum, or cannot be reached because every token stops.
     """
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
@@ -75,7 +78,14 @@ def sampling_of_choices(
             param="min_tokens",
         )
     client_stops = _check_ids(body.stop_token_ids or (), config, "stop_token_ids")
-    logit_bias = _logit_bias(body, config)
+    stops = (*(() if body.ignore_eos else config.eos_token_ids), *client_stops)
+    if min_tokens and not _can_go_on(frozenset(stops), config, tokenizer):
+        raise InvalidRequest(
+            "min_tokens cannot be reached: stop_token_ids and the model's own stop tokens are all "
+            "the tokens there are",
+            param="min_tokens",
+        )
+    logit_bias = _logit_bias(body, config, tokenizer)
     first_seed = secrets.randbits(64) if body.seed is None else body.seed
     return [
         SamplingParams(
@@ -93,7 +103,7 @@ def sampling_of_choices(
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             seed=(first_seed + idx) % _NUM_SEEDS,
-            stop_token_ids=(*(() if body.ignore_eos else config.eos_token_ids), *client_stops),
+            stop_token_ids=stops,
         )
         for idx in range(body.n or 1)
     ]
@@ -112,7 +122,14 @@ def _check_ids(token_ids: Sequence[int], config: FrontendConfig, param: str) -> 
     return token_ids
 
 
-def _logit_bias(body: GenerateBody, config: FrontendConfig) -> dict[int, float]:
+def _can_go_on(stops: frozenset[int], config: FrontendConfig, tokenizer: Tokenizer) -> bool:
+    """Some token is no stop token. But for tiny vocabularies the first few ids tell."""
+    return any(i not in stops and tokenizer.has_token(i) for i in range(config.vocab_size))
+
+
+def _logit_bias(
+    body: GenerateBody, config: FrontendConfig, tokenizer: Tokenizer
+) -> dict[int, float]:
     bias = {}
     for key, value in (body.logit_bias or {}).items():
         # Longer than any id: int() refuses thousands of digits with an error of its own.
@@ -122,4 +139,11 @@ def _logit_bias(body: GenerateBody, config: FrontendConfig) -> dict[int, float]:
             )
         bias[int(key)] = value
     _check_ids(tuple(bias), config, "logit_bias")
+    tokenless = next((i for i in bias if not tokenizer.has_token(i)), None)
+    if tokenless is not None:
+        raise InvalidRequest(
+            f"token id {tokenless} is padding of the model's vocabulary: it has no token and is "
+            "never drawn",
+            param="logit_bias",
+        )
     return bias

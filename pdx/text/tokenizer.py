@@ -91,6 +91,10 @@ class Tokenizer:
         token."""
         return self._token_bytes.of(token_id)
 
+    def has_token(self, token_id: int) -> bool:
+        """The model's vocabulary may be larger than the tokenizer's."""
+        return self._inner.id_to_token(token_id) is not None
+
     def token_of(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it."""
         token: str | None = self._inner.id_to_token(token_id)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from pdx.errors import CheckpointError
+from pdx.errors import CheckpointError, InvalidRequest
 from pdx.request.request import SamplingParams
-from pdx.request.stream import Submit
-from pdx.server.sampling import SamplingDefaults
+from pdx.request.stream import FrontendConfig, Submit
+from pdx.server.bodies import CompletionBody
+from pdx.server.sampling import SamplingDefaults, sampling_of_choices
+from pdx.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from conftest import Frontend
@@ -134,3 +136,50 @@ def test_damaged_defaults_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(CheckpointError, match="generation_config"):
         SamplingDefaults.from_folder(tmp_path)
+
+
+def resolve(tokenizer: Tokenizer, num_eos: int, **fields: Any) -> SamplingParams:
+    """Parameters for a model with 512 rows; the first ``num_eos`` tokens end a text."""
+    config = FrontendConfig(
+        model_folder="",
+        model_name="m",
+        context_len=99,
+        vocab_size=512,
+        eos_token_ids=tuple(range(num_eos)),
+        host="",
+        port=0,
+        max_streams=1,
+    )
+    [sampling] = sampling_of_choices(
+        CompletionBody(prompt="x", **fields),
+        SamplingDefaults(),
+        config,
+        tokenizer,
+        max_tokens=9,
+        logprobs=None,
+        prompt_logprobs=None,
+    )
+    return sampling
+
+
+def num_tokens(tokenizer: Tokenizer) -> int:
+    return sum(map(tokenizer.has_token, range(512)))
+
+
+def test_a_minimum_that_no_token_can_reach_is_refused(tokenizer: Tokenizer) -> None:
+    others = list(range(60, num_tokens(tokenizer)))
+    with pytest.raises(InvalidRequest, match="min_tokens cannot be reached") as refused:
+        resolve(tokenizer, 60, stop_token_ids=others, min_tokens=1)
+    assert refused.value.param == "min_tokens"
+    resolve(tokenizer, 60, stop_token_ids=others[:-1], min_tokens=1)
+    resolve(tokenizer, 60, stop_token_ids=others, min_tokens=0)
+    resolve(tokenizer, 60, stop_token_ids=others, min_tokens=1, ignore_eos=True)
+
+
+def test_a_bias_of_an_id_without_token_is_refused(tokenizer: Tokenizer) -> None:
+    past = num_tokens(tokenizer)
+    bias = resolve(tokenizer, 1, logit_bias={str(past - 1): 1.0}).logit_bias
+    assert bias == {past - 1: 1.0}
+    with pytest.raises(InvalidRequest, match=f"{past} is padding") as refused:
+        resolve(tokenizer, 1, logit_bias={str(past): 1.0})
+    assert refused.value.param == "logit_bias"
