@@ -2,8 +2,10 @@
 
 The rows of a request are its last tokens: row j of n sees the first context_len - n + j + 1 tokens.
 One rule for a decode step (n = 1), a chunk after cached tokens, and a whole prompt. Query head h
-reads KV head h // (Hq / Hkv). Nothing past context_len is read, so unwritten memory may hold
-anything. Source: Vaswani et al. 2017; grouped heads: Ainslie et al. 2023; pages: Kwon et al. 2023.
+reads KV head h // (Hq / Hkv). With a window, a row sees only the last ``window`` of its tokens; a
+soft cap c bends the scores: c tanh(score / c). Nothing past context_len is read, so unwritten
+memory may hold anything. Source: Vaswani et al. 2017; grouped heads: Ainslie et al. 2023; pages:
+Kwon et al. 2023; soft cap: Gemma team 2024, "Gemma 2".
 """
 
 from __future__ import annotations
@@ -17,20 +19,35 @@ from pdx.kernels.reference.accumulate import widen
 __all__ = ["paged_attention"]
 
 
-def paged_attention(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    kv: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
     """q [T, Hq, D], kv [P, Hkv, 2, S, D] (one layer, appended) -> [T, Hq, D] in q's dtype."""
     out = torch.empty_like(q)
     for span in batch.spans:
-        out[span.rows] = _attend(q[span.rows], kv, span, scale)
+        out[span.rows] = _attend(q[span.rows], kv, span, scale, window, soft_cap)
     return out
 
 
-def _attend(q: Tensor, kv: Tensor, span: PagedSpan, scale: float) -> Tensor:
+def _attend(
+    q: Tensor, kv: Tensor, span: PagedSpan, scale: float, window: int | None, soft_cap: float | None
+) -> Tensor:
     num_groups = q.shape[1] // kv.shape[1]
     context = kv[span.page_indices].permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, : span.context_len]
     k, v = widen(context).repeat_interleave(num_groups, dim=1)  # [Hq, context_len, D] each
     scores = torch.einsum("thd,hcd->htc", widen(q), k) * scale
-    last_seen = torch.arange(span.context_len - span.num_tokens, span.context_len)
-    unseen = torch.arange(span.context_len)[None, :] > last_seen[:, None]
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    last_seen = torch.arange(span.context_len - span.num_tokens, span.context_len)[:, None]
+    tokens = torch.arange(span.context_len)[None, :]
+    unseen = tokens > last_seen
+    if window is not None:
+        unseen |= tokens <= last_seen - window
     weights = torch.softmax(scores.masked_fill(unseen, float("-inf")), dim=-1)
     return torch.einsum("htc,hcd->thd", weights, v).to(q.dtype)

@@ -1,0 +1,198 @@
+"""Decode attention over paged K and V: lengths, pages, groups, splits, windows, caps, drafts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pdx.kernels.kv_view import FLOAT8
+from pdx.kernels.page_tables import PageTables
+from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.paged_decode import paged_decode
+from pdx.kernels.reference.paged_attention import paged_attention
+from tests.kernels.triton.cases import DEVICE, DTYPES, PagedCase, assert_near
+
+#: Lengths about the edges of pages (16) and of tiles (64).
+STEPS = [(0, 1), (15, 1), (16, 1), (64, 1), (127, 1)]
+
+
+def compare(
+    steps: list[tuple[int, int]],
+    *,
+    dtype: torch.dtype = torch.float32,
+    num_kv_heads: int = 2,
+    num_groups: int = 3,
+    head_dim: int = 64,
+    page_size: int = 16,
+    num_splits: int | None = 2,
+    size: float = 1.0,
+    **options: Any,
+) -> None:
+    torch.manual_seed(0)
+    case = PagedCase(steps, page_size)
+    kv = case.heads(num_kv_heads, head_dim, dtype)
+    q = (torch.randn(case.num_tokens, num_kv_heads * num_groups, head_dim) * size).to(dtype)
+    scale = head_dim**-0.5
+    out = paged_decode(
+        q.to(DEVICE),
+        kv.to(DEVICE, dtype),
+        case.page_tables,
+        scale,
+        num_splits=num_splits,
+        **options,
+    )
+    assert out.dtype == dtype
+    assert_near(out, paged_attention(q.double(), kv.double(), case.batch, scale, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equals_the_reference(dtype: torch.dtype) -> None:
+    compare(STEPS, dtype=dtype)
+
+
+@pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
+def test_head_dims(head_dim: int) -> None:
+    compare([(0, 1), (70, 1)], head_dim=head_dim, num_kv_heads=1, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 4, 5, 8, 12])
+def test_groups_share_a_kv_head(num_groups: int) -> None:
+    compare([(0, 1), (70, 1)], num_groups=num_groups)
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 64, 128])
+def test_page_sizes(page_size: int) -> None:
+    compare([(0, 1), (63, 1), (64, 1), (150, 1)], page_size=page_size, num_kv_heads=1)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3, 8])
+def test_splits(num_splits: int) -> None:
+    compare([(0, 1), (64, 1), (300, 1)], num_splits=num_splits, num_kv_heads=1)
+
+
+def test_splits_are_chosen_from_the_launch() -> None:
+    compare([(1000, 1), (3, 1)], num_splits=None, num_kv_heads=1)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("window", [1, 40, 64, 65, 500])
+def test_window_skips_what_no_row_sees(window: int, num_splits: int) -> None:
+    compare([(0, 1), (63, 1), (199, 1)], window=window, num_splits=num_splits, num_kv_heads=1)
+
+
+def test_soft_cap() -> None:
+    compare(STEPS, soft_cap=2.0, num_kv_heads=1)
+
+
+def test_soft_cap_of_scores_whose_exponential_overflows() -> None:
+    compare(STEPS, soft_cap=30.0, num_kv_heads=1, size=1000.0)
+
+
+def test_scores_far_below_zero_are_valid() -> None:
+    """A finite stand-in for -inf would be larger than these, and give zeros."""
+    torch.manual_seed(0)
+    case = PagedCase([(20, 1)], 16)
+    kv = case.heads(1, 16, torch.float32)
+    kv[:, :, 0] = kv[:, :, 0].abs()
+    q = -torch.rand(1, 1, 16) * 1e6
+    out = paged_decode(q.to(DEVICE), kv.to(DEVICE), case.page_tables, 1.0, num_splits=2)
+    # float32 scores of 1e7 are whole numbers: where two are near, their weights are not.
+    assert_near(out, paged_attention(q, kv, case.batch, 1.0), 1e-3)
+
+
+@pytest.mark.parametrize("num_rows", [2, 4])
+def test_several_rows_are_causal_among_themselves(num_rows: int) -> None:
+    compare([(0, num_rows), (62, num_rows), (100, 1), (7, num_rows - 1)], num_splits=3)
+
+
+def test_several_rows_in_a_window() -> None:
+    compare([(0, 4), (62, 3), (130, 4)], window=10, num_splits=2)
+
+
+def test_rows_that_a_whole_split_comes_after() -> None:
+    """The second split holds only the last token, which the first rows do not see."""
+    compare([(61, 4)], num_splits=2)
+
+
+def test_strided_queries() -> None:
+    """Queries as a view of a fused projection."""
+    torch.manual_seed(0)
+    case = PagedCase(STEPS, 16)
+    kv = case.heads(2, 64, torch.float32)
+    fused = torch.randn(len(STEPS), 10, 64)
+    q = fused[:, 2:6]
+    out = paged_decode(fused.to(DEVICE)[:, 2:6], kv.to(DEVICE), case.page_tables, 0.125)
+    assert_near(out, paged_attention(q.double(), kv.double(), case.batch, 0.125))
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_unused_places_touch_nothing(num_splits: int) -> None:
+    """A captured graph's batch is padded."""
+    case = PagedCase([(5, 1), (70, 1)], 16)
+    kv = case.heads(1, 16, torch.float32)
+    q = torch.randn(3, 2, 16)
+    tables = case.page_tables
+    padded = PageTables(
+        row_starts=torch.tensor([2, 0, 1], dtype=torch.int32, device=DEVICE),
+        num_rows=torch.tensor([0, 1, 1], dtype=torch.int32, device=DEVICE),
+        context_lens=torch.cat([tables.context_lens.new_zeros(1), tables.context_lens]),
+        table_starts=torch.cat([tables.table_starts.new_zeros(1), tables.table_starts]),
+        page_indices=tables.page_indices,
+        max_rows=1,
+        max_context_len=128,
+    )
+    out = paged_decode(q.to(DEVICE), kv.to(DEVICE), padded, 0.25, num_splits=num_splits)
+    assert_near(out[:2], paged_attention(q[:2].double(), kv.double(), case.batch, 0.25))
+    assert bool(out[2].isnan().all())
+
+
+def test_no_requests() -> None:
+    tables = PageTables.of(PagedBatch.build(16, []).spans, DEVICE)
+    q, kv = torch.empty(0, 4, 64, device=DEVICE), torch.empty(1, 2, 2, 16, 64, device=DEVICE)
+    assert paged_decode(q, kv, tables, 1.0).shape == (0, 4, 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_float8_kv_with_static_scales(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    case = PagedCase(STEPS, 16)
+    stored = case.heads(2, 64, FLOAT8)
+    q = torch.randn(case.num_tokens, 6, 64).to(dtype)
+    k_scale, v_scale = 0.5, 3.0
+    out = paged_decode(
+        q.to(DEVICE),
+        stored.to(DEVICE, FLOAT8),
+        case.page_tables,
+        0.125,
+        kv_scales=(k_scale, v_scale),
+        num_splits=2,
+    )
+    meant = stored.double() * torch.tensor([k_scale, v_scale]).view(1, 1, 2, 1, 1)
+    assert_near(out, paged_attention(q.double(), meant, case.batch, 0.125))
+
+
+def huge_cache(num_pages: int, page_indices: list[int], context: Tensor) -> Tensor:
+    """More than 2^31 elements, of which only the pages that are written take memory."""
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    kv = torch.empty(num_pages, 8, 2, 64, 128, dtype=torch.bfloat16, device=DEVICE)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    kv[page_indices] = context.to(DEVICE, torch.bfloat16)
+    return kv
+
+
+def test_cache_of_more_than_2_to_the_31_elements() -> None:
+    from tests.kernels.triton.checked import without_race_checks
+
+    pages = [17_999, 3]
+    context = torch.randn(2, 8, 2, 64, 128).bfloat16()
+    kv = huge_cache(18_000, pages, context)
+    assert kv.numel() > 2**31
+    q = torch.randn(1, 8, 128).bfloat16()
+    tables = PageTables.of(PagedBatch.build(64, [(99, 1, pages)]).spans, DEVICE)
+    with without_race_checks():
+        out = paged_decode(q.to(DEVICE), kv, tables, 0.1, num_splits=1)
+    batch = PagedBatch.build(64, [(99, 1, [0, 1])])
+    assert_near(out, paged_attention(q.double(), context.double(), batch, 0.1))
