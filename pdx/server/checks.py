@@ -15,6 +15,7 @@ from pdx.errors import InvalidRequest, UnknownModel
 from pdx.request.request import SamplingParams
 from pdx.request.stream import FrontendConfig
 from pdx.server.bodies import (
+    MAX_TOKENIZED_LEN,
     BodyT,
     ChatBody,
     CompletionBody,
@@ -166,6 +167,14 @@ class RequestChecker:
         _, [token_ids] = await self._encode_chat(body, tools, generate=generate)
         return token_ids
 
+    async def token_strs(self, token_ids: list[int]) -> list[str | None]:
+        """Each token as the vocabulary spells it."""
+
+        def spell() -> list[str | None]:
+            return list(map(self.tokenizer.token_of, token_ids))
+
+        return await self._maybe_in_thread(len(token_ids) > _INLINE_CHARS, spell)
+
     async def detokenize(self, token_ids: list[int]) -> str:
         """Text of token ids, with special tokens."""
 
@@ -215,10 +224,13 @@ class RequestChecker:
         self, texts: Sequence[str], param: str | None, *, add_special_tokens: bool
     ) -> list[list[int]]:
         """Token ids of each text. ``param`` names the field of a prompt, which must fit into the
-        context; None: it need not."""
+        context; None: it need not, and may have as many as can be sent back."""
+        max_len = MAX_TOKENIZED_LEN if param is None else None
 
         def encode(some: Sequence[str]) -> list[list[int]]:
-            return self.tokenizer.encode_batch(some, add_special_tokens=add_special_tokens)
+            return self.tokenizer.encode_batch(
+                some, add_special_tokens=add_special_tokens, max_len=max_len
+            )
 
         is_long = sum(map(len, texts)) > _INLINE_CHARS
         if is_long and param is not None:

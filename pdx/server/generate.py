@@ -10,7 +10,6 @@ import secrets
 import time
 from typing import Protocol
 
-from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from pdx.errors import PdxError
@@ -20,7 +19,7 @@ from pdx.server.bodies import ChatBody, CompletionBody, GenerateBody
 from pdx.server.chat_shape import ChatShape
 from pdx.server.checks import Job, RequestChecker
 from pdx.server.completion_shape import CompletionShape
-from pdx.server.incoming import ClientLeft, read_body, while_connected
+from pdx.server.incoming import ClientLeft, deadline_in, read_body, while_connected
 from pdx.server.problems import request_timed_out
 from pdx.server.shapes import AnswerHead, AnswerShape
 
@@ -38,15 +37,10 @@ class GenerateEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         arrival_s = time.monotonic()
-        limit_s = self._service.channel.config.request_timeout_s
-        # The loop's clock is the monotonic one.
-        deadline_s = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+        config = self._service.channel.config
+        deadline_s = deadline_in(config.request_timeout_s)
         with contextlib.suppress(ClientLeft):
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    raw = await read_body(receive, self._service.channel.config.max_body_bytes)
-            except TimeoutError:
-                raise HTTPException(408, "the body did not arrive in time") from None
+            raw = await read_body(receive, config.max_body_bytes, deadline_s)
             await while_connected(receive, self._answer(raw, send, arrival_s, deadline_s))
 
     async def _answer(

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
-__all__ = ["ClientLeft", "read_body", "while_connected"]
+__all__ = ["ClientLeft", "deadline_in", "read_body", "while_connected"]
 
 #: A body that is too long is read up to this many times the limit and dropped, so that its sender
 #: gets to read the answer.
@@ -20,13 +20,26 @@ class ClientLeft(Exception):
     """The connection ended before the answer did."""
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
+def deadline_in(limit_s: float | None) -> float | None:
+    """The time of the running loop's clock at which a request that comes now is over."""
+    return None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+
+
+async def read_body(receive: Receive, max_bytes: int, deadline_s: float | None) -> bytes:
     """The whole body.
 
     Raises:
-        HTTPException: it is too long (413).
+        HTTPException: it is too long (413), or not here by the deadline (408).
         ClientLeft: the connection ended.
     """
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            return await _read(receive, max_bytes)
+    except TimeoutError:
+        raise HTTPException(408, "the body did not arrive in time") from None
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     while True:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -14,7 +16,8 @@ from pdx.errors import InvalidRequest
 from pdx.metrics.serving import CONTENT_TYPE
 from pdx.server.answer import Service
 from pdx.server.bodies import BodyT, DetokenizeBody, TokenizeBody
-from pdx.server.incoming import ClientLeft, read_body
+from pdx.server.incoming import ClientLeft, deadline_in, read_body
+from pdx.server.problems import request_timed_out
 
 __all__ = ["Detokenized", "Health", "ModelCard", "ModelList", "Queries", "Tokenized", "Version"]
 
@@ -123,33 +126,42 @@ class Queries:
 
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``."""
-        checker = self._service.checker
-        try:
-            body = await self._body(request, TokenizeBody)
-        except ClientLeft:
-            return _NOBODY
-        tokens = await checker.tokenize(body)
-        strings = list(map(checker.tokenizer.token_of, tokens)) if body.return_token_strs else None
-        answer = Tokenized(
-            count=len(tokens),
-            max_model_len=checker.config.context_len,
-            tokens=tokens,
-            token_strs=strings,
-        )
-        return _json(answer)
+        return await self._read_and_answer(request, TokenizeBody, self._tokenized)
 
     async def detokenize(self, request: Request) -> Response:
         """``POST /detokenize``."""
+        return await self._read_and_answer(request, DetokenizeBody, self._detokenized)
+
+    async def _tokenized(self, body: TokenizeBody) -> Tokenized:
         checker = self._service.checker
+        tokens = await checker.tokenize(body)
+        return Tokenized(
+            count=len(tokens),
+            max_model_len=checker.config.context_len,
+            tokens=tokens,
+            token_strs=await checker.token_strs(tokens) if body.return_token_strs else None,
+        )
+
+    async def _detokenized(self, body: DetokenizeBody) -> Detokenized:
+        return Detokenized(prompt=await self._service.checker.detokenize(body.tokens))
+
+    async def _read_and_answer(
+        self,
+        request: Request,
+        kind: type[BodyT],
+        answer: Callable[[BodyT], Awaitable[msgspec.Struct]],
+    ) -> Response:
+        """Within the limits of size and time that hold for every request."""
+        config = self._service.channel.config
+        deadline_s = deadline_in(config.request_timeout_s)
         try:
-            body = await self._body(request, DetokenizeBody)
+            raw = await read_body(request.receive, config.max_body_bytes, deadline_s)
+            async with asyncio.timeout_at(deadline_s):
+                return _json(await answer(await self._service.checker.parse(raw, kind)))
         except ClientLeft:
             return _NOBODY
-        return _json(Detokenized(prompt=await checker.detokenize(body.tokens)))
-
-    async def _body(self, request: Request, kind: type[BodyT]) -> BodyT:
-        raw = await read_body(request.receive, self._service.channel.config.max_body_bytes)
-        return await self._service.checker.parse(raw, kind)
+        except TimeoutError:
+            raise request_timed_out() from None
 
     def _card(self) -> ModelCard:
         config = self._service.channel.config

@@ -56,15 +56,20 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, max_len: int | None = None
     ) -> list[list[int]]:
         """Token ids of each text. Releases the GIL while it works, which the library's single-text
-        call does not.
+        call does not; but not while it makes the lists, whence ``max_len``.
 
         Raises:
-            InvalidRequest: a text has lone surrogates, which have no UTF-8 form.
+            InvalidRequest: a text has lone surrogates, which have no UTF-8 form, or more than
+                ``max_len`` tokens.
         """
-        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens)]
+        encodings = self._encodings(texts, add_special_tokens)
+        longest = max(map(len, encodings), default=0)
+        if max_len is not None and longest > max_len:
+            raise InvalidRequest(f"the text has {longest} tokens; at most {max_len} are served")
+        return [encoding.ids for encoding in encodings]
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """How many tokens each text has. Making the list of a million ids holds the GIL; counting

@@ -178,13 +178,13 @@ def test_stream_goes_on_while_a_huge_text_is_tokenized(
         running = [pool.submit(feed), pool.submit(read)]
         start = time.monotonic()
         answer = httpx.post(
-            frontend.url + "/tokenize", json={"prompt": "word " * 500_000}, timeout=40
+            frontend.url + "/tokenize", json={"prompt": "word " * 200_000}, timeout=40
         )
         took = time.monotonic() - start
         done.set()
         for each in running:
             each.result()
-    assert answer.json()["count"] >= 500_000
+    assert answer.json()["count"] >= 200_000
     # On the event loop the stream would wait for all of it.
     assert max(gaps) < took / 2
 

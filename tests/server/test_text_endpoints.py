@@ -1,11 +1,26 @@
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import msgspec
 import pytest
 
 from pdx import __version__
+from pdx.metrics.serving import ServingMetrics
+from pdx.request.frames import encode_frame
+from pdx.request.stream import FrontendConfig
+from pdx.server.answer import Service
+from pdx.server.app import build_app
+from pdx.server.channel import EngineChannel
+from pdx.server.checks import RequestChecker
+from pdx.server.sampling import SamplingDefaults
+from pdx.server.timelines import RecentTimelines
 from pdx.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -80,3 +95,76 @@ def test_empty_text_has_no_tokens(frontend: Frontend, http: httpx.Client) -> Non
 
 def test_version_is_told(frontend: Frontend, http: httpx.Client) -> None:
     assert http.get("/version").json() == {"version": __version__}
+
+
+def test_text_of_more_tokens_than_are_sent_back_is_refused(
+    frontend: Frontend, http: httpx.Client
+) -> None:
+    response = http.post("/tokenize", json={"prompt": "\x01" * (1 << 20) + "\x01"})
+    assert response.status_code == 400
+    assert "the text has 1048577 tokens; at most 1048576" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_body_that_does_not_come_in_time_is_a_408(
+    start: Callable[..., Frontend], path: str
+) -> None:
+    frontend = start(request_timeout_s=0.3)
+    address = (frontend.first.host, frontend.first.port)
+    with socket.create_connection(address, timeout=10) as client:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{"
+        client.sendall(head.encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {"prompt": "word " * 1000}), ("/detokenize", {"tokens": [5] * 5000})],
+)
+def test_work_that_takes_too_long_is_a_504(
+    frontend: Frontend, tokenizer: Tokenizer, path: str, body: dict[str, Any]
+) -> None:
+    """The threads for long texts are busy for as long as the test lasts."""
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(done.wait)
+        try:
+            response = asyncio.run(ask_an_app(frontend.config, tokenizer, pool, path, body))
+        finally:
+            done.set()
+    assert response.status_code == 504
+    assert response.json()["error"]["type"] == "timeout"
+
+
+async def ask_an_app(
+    config: FrontendConfig,
+    tokenizer: Tokenizer,
+    pool: ThreadPoolExecutor,
+    path: str,
+    body: dict[str, Any],
+) -> httpx.Response:
+    """The application in this process, in which a request may take 0.2 s."""
+    config = msgspec.structs.replace(config, request_timeout_s=0.2)
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    with theirs:
+        theirs.sendall(encode_frame(config))
+        channel = EngineChannel(reader, writer)
+        await channel.receive_config()
+        checker = RequestChecker(
+            config=config,
+            tokenizer=tokenizer,
+            template=None,
+            defaults=SamplingDefaults(),
+            pool=pool,
+        )
+        metrics = ServingMetrics(version="", model="", counts=dict, num_streams=int)
+        service = Service(
+            checker=checker, channel=channel, timelines=RecentTimelines(), metrics=metrics
+        )
+        transport = httpx.ASGITransport(build_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+            response = await client.post(path, json=body)
+        channel.close()
+        await writer.wait_closed()
+        return response
