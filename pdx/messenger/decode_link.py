@@ -212,11 +212,10 @@ class DecodeLink:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            watched = self._side.watched()
-            if not watched or self._fabric_link is None or self.end_reason is not None:
+            if self._fabric_link is None or self.end_reason is not None:
                 continue
             fabric = self._fabric_link.fabric
-            counts = {pair: fabric.count(*pair) for pair in watched}
+            counts = {pair: fabric.count(*pair) for pair in self._side.watched()}
             self._apply(self._side.on_tick(time.monotonic(), counts))
 
     def _apply(self, actions: list[DecodeAction]) -> None:

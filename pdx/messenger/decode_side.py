@@ -65,6 +65,9 @@ class TransferTimeouts:
     lost_writes_s: float = 1.0
     #: Between Cancel and Drained.
     drain_s: float = 10.0
+    #: Without a score of the prompt after its KV cache is here. The last chunk's scores follow its
+    #: KV cache as soon as the output head has run over it, which takes a CPU seconds.
+    scores_s: float = 60.0
 
 
 class _State(enum.Enum):
@@ -175,6 +178,8 @@ class DecodeSide:
         if transfer is None or not transfer.awaits_scores:
             return []
         transfer.awaits_scores = not message.last
+        if transfer.state is _State.SCORING:
+            transfer.deadline = None  # the next tick starts the clock again
         if transfer.state not in (_State.COUNTING, _State.SCORING):
             return []
         scores = Scores(message.transfer_id, message.tokens)
@@ -195,9 +200,13 @@ class DecodeSide:
 
     def on_tick(self, now: float, counts: dict[tuple[int, int], int]) -> list[DecodeAction]:
         """Time has passed. ``counts`` are the atoms counted so far, by (slot, generation)."""
-        for transfer in self._by_slot.values():
+        for transfer in self._transfers.values():
+            if transfer.state is _State.SCORING and transfer.deadline is None:
+                transfer.deadline = now + self._timeouts.scores_s
             if transfer.deadline is None or now < transfer.deadline:
                 continue
+            if transfer.state is _State.SCORING:
+                return [EndLink(f"no scores came of the prompt of transfer {transfer.transfer_id}")]
             count = counts.get((transfer.slot, transfer.generation), 0)
             if transfer.state is _State.CANCELLED:
                 return [EndLink(f"no answer to the cancel of transfer {transfer.transfer_id}")]

@@ -42,7 +42,16 @@ from pdx.messenger.actions import (
     Settled,
 )
 from pdx.messenger.decode_side import DecodeSide, TransferTimeouts
-from pdx.messenger.messages import Cancel, ControlMessage, Drained, Posted, Prefill, Refuse, Reject
+from pdx.messenger.messages import (
+    Cancel,
+    ControlMessage,
+    Drained,
+    Posted,
+    Prefill,
+    PromptLogprobs,
+    Refuse,
+    Reject,
+)
 from pdx.messenger.plan import expected_atoms
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
@@ -371,7 +380,7 @@ def test_any_history_settles_everything_and_never_too_early(
         assert not world.ended, "a healthy link was ended"
 
 
-def _started(slots: SlotTable) -> tuple[DecodeSide, Prefill]:
+def _started(slots: SlotTable, prompt_logprobs: int | None = None) -> tuple[DecodeSide, Prefill]:
     pair = slots.take()
     assert pair is not None
     message = Prefill(
@@ -382,6 +391,7 @@ def _started(slots: SlotTable) -> tuple[DecodeSide, Prefill]:
         slot=pair[0],
         generation=pair[1],
         atoms=6,
+        prompt_logprobs=prompt_logprobs,
     )
     side = DecodeSide(slots, TransferTimeouts())
     assert side.start(message)[0] == Expect(pair[0], pair[1], 6), "arm before dispatch"
@@ -414,6 +424,20 @@ def test_writes_lost_after_posted_end_the_link_and_only_the_fence_settles() -> N
     assert [type(a) for a in side.on_link_end("lost")] == [Lost]
     assert side.on_arrived(*pair) == [], "a count that completes after the end is void"
     assert side.on_fenced() == [Settled(1, Proof.FENCED)]
+
+
+def test_scores_that_do_not_come_end_the_link_and_lose_the_request() -> None:
+    side, message = _started(SlotTable(), prompt_logprobs=0)
+    side.on_arrived(message.slot, message.generation)
+    scores = PromptLogprobs(transfer_id=1, first_position=1, tokens=[], last=False)
+    assert side.on_tick(100.0, {}) == [], "the clock starts with the count"
+    assert side.on_tick(159.0, {}) == []
+    side.on_message(scores, 159.0)
+    assert side.on_tick(161.0, {}) == [], "some scores came: the clock starts again"
+    assert side.on_tick(220.0, {}) == []
+    assert isinstance(side.on_tick(221.0, {})[0], EndLink)
+    assert [type(a) for a in side.on_link_end("no scores")] == [Lost]
+    assert side.on_fenced() == [], "its pages went back when the count was complete"
 
 
 def test_reject_gives_everything_back_with_the_peers_reason() -> None:
