@@ -1,4 +1,4 @@
-"""Rows and pages of a batch's requests as kernels read them: int32, on the kernels' device. Ranks."""
+"""Rows and pages of a batch's requests as kernels read them: int32, on their device. Ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Triton's interpreter with right arithmetic in bfloat16 and float8. The interpreter suite only.
 
 The stock interpreter of Triton 3.6 keeps these types as unsigned integers and applies numpy to
-their bits: products are garbage, casts truncate. Here each operation widens to float32, computes, and rounds to
-the nearest even (float8 saturates), which is what the compiled kernels do.
+their bits: products are garbage, casts truncate. Here each operation widens to float32, computes,
+and rounds to the nearest even (float8 saturates), which is what the compiled kernels do.
 """
 
 from __future__ import annotations
