@@ -28,7 +28,7 @@ __all__ = ["transfers"]
 
 _NUM_RECENT = 10
 _WATCH_S = 0.25
-_COLUMNS = ("transfer", "state", "landed", "size", "tokens", "age", "took", "from", "fabric")
+_COLUMNS = ("id", "state", "landed", "MiB", "tokens", "age", "took", "from", "fabric")
 _STYLES = {"landing": "cyan", "landed": "green", "refused": "yellow", "lost": "red"}
 
 
@@ -60,7 +60,7 @@ def transfers(
     if as_json:
         sys.stdout.write(raw.decode() + "\n")
         return
-    print_tables(_tables(_parse(raw)))
+    _print(_parse(raw))
 
 
 def _ask(client: httpx.Client, base: str) -> bytes:
@@ -90,36 +90,44 @@ def _parse(raw: bytes) -> Transfers:
         raise ApiError(f"the answer tells of no transfers: {error}", kind="protocol") from error
 
 
-def _tables(found: Transfers) -> list[Table]:
-    recent = found.recent[-_NUM_RECENT:]
-    return [_table("under way", found.live), _table("the last ones", recent)]
+def _print(found: Transfers) -> None:
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(_drawing(found))
+        return
+    print_tables(_table(title, views) for title, views in _parts(found))
+
+
+def _parts(found: Transfers) -> list[tuple[str, list[TransferView]]]:
+    """Titles and transfers, newest first."""
+    recent = found.recent[: -_NUM_RECENT - 1 : -1]
+    return [("under way", found.live[::-1]), ("the last ones", recent)]
 
 
 def _table(title: str, views: list[TransferView]) -> Table:
     if not views:
         return Table(title=title, rows=(("none",),))
-    rows = tuple(_cells(view) for view in reversed(views))
-    return Table(title=title, columns=_COLUMNS, rows=rows)
+    rows = tuple(map(_cells, views))
+    return Table(title=title, columns=_COLUMNS, rows=rows, note="; ".join(_reasons(views)))
 
 
 def _cells(view: TransferView) -> tuple[str, ...]:
-    state = view.state if view.is_settled or view.state == "landing" else f"{view.state}, unsettled"
-    took = "-" if view.duration_s is None else _seconds(view.duration_s)
     return (
         str(view.transfer_id),
-        f"{state}: {view.reason}" if view.reason else state,
+        view.state,
         f"{view.atoms_landed / view.atoms:.0%}" if view.atoms else "-",
-        _size(view.num_bytes),
+        f"{view.num_bytes / 2**20:.1f}",
         str(view.num_tokens),
-        _seconds(view.age_s),
-        took,
+        f"{view.age_s:.1f} s",
+        "-" if view.duration_s is None else _seconds(view.duration_s),
         view.prefiller,
         view.provider,
     )
 
 
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"
+def _reasons(views: list[TransferView]) -> list[str]:
+    return [f"{view.transfer_id}: {view.reason}" for view in views if view.reason]
 
 
 def _seconds(seconds: float) -> str:
@@ -136,18 +144,22 @@ def _watch(client: httpx.Client, base: str) -> None:
 
 
 def _drawing(found: Transfers) -> RenderableType:
+    """For a terminal, of 80 columns or more: colours, and what does not fit is cut."""
     from rich import box
     from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    tables = []
-    for title, views in (("under way", found.live), ("the last ones", found.recent[-_NUM_RECENT:])):
-        table = RichTable(title=title, title_justify="left", box=box.SIMPLE, expand=True)
-        for index, name in enumerate(_COLUMNS):
-            table.add_column(name, justify="left" if index == 1 else "right")
-        for view in reversed(views):
-            cells = map(Text, _cells(view))
-            table.add_row(*cells, style=_STYLES.get(view.state, "dim"))
-        tables.append(table)
-    return Group(*tables)
+    drawn: list[RenderableType] = []
+    for title, views in _parts(found):
+        table = RichTable(title=title, title_justify="left", box=box.SIMPLE, padding=0)
+        for name in _COLUMNS:
+            is_text = name in ("state", "from")
+            table.add_column(
+                name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis"
+            )
+        for view in views:
+            style = _STYLES.get(view.state, "dim")
+            table.add_row(*map(Text, _cells(view)), style=style)
+        drawn += [table, *(Text(f" {reason}", style="dim") for reason in _reasons(views))]
+    return Group(*drawn)

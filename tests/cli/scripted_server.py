@@ -11,6 +11,8 @@ from typing import Any
 
 __all__ = ["ScriptedServer", "scripted_server"]
 
+_MODELS = {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
+
 
 class ScriptedServer:
     """Answers each chat with the next script: pieces of text, or a status and a body. The piece
@@ -24,6 +26,8 @@ class ScriptedServer:
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.url = ""
+        #: Answers to GET; of other paths there are none.
+        self.pages = {"/v1/models": json.dumps(_MODELS).encode()}
         #: A client has left in the middle of an answer.
         self.left = threading.Event()
 
@@ -68,8 +72,8 @@ def scripted_server() -> Iterator[ScriptedServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            models = {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
-            send(self, 200, "application/json", json.dumps(models).encode())
+            page = server.pages.get(self.path)
+            send(self, 404 if page is None else 200, "application/json", page or b"{}")
 
         def do_POST(self) -> None:
             server.answer(self)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.cli.scripted_server import ScriptedServer, scripted_server
-
-ENV = {"COLUMNS": "80", "LINES": "24", "TERM": "xterm", "NO_COLOR": "1"}
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+from tests.cli.terminal import ENV, Terminal, terminal
 
 
 @pytest.fixture
@@ -27,60 +22,13 @@ def server() -> Iterator[ScriptedServer]:
         yield running
 
 
-class Terminal:
-    """A chat on a pseudo-terminal."""
-
-    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
-        self.process = process
-        self._fd = fd
-        self._seen = ""
-        self._place = 0
-
-    def expect(self, text: str) -> str:
-        """Wait for text after what was expected before; returns what came with it."""
-        deadline = time.monotonic() + 20
-        while (at := self._seen.find(text, self._place)) < 0:
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([self._fd], [], [], max(left, 0))
-            assert ready, f"no {text!r} in {self._seen[self._place :]!r}"
-            self._read()
-        before, self._place = self._seen[self._place : at], at + len(text)
-        return before
-
-    def say(self, line: str) -> None:
-        self.expect("> ")
-        os.write(self._fd, line.encode() + b"\n")
-
-    def press_ctrl_d(self) -> None:
-        self.expect("> ")
-        os.write(self._fd, b"\x04")
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._fd, 4096)
-        except OSError as error:  # the other side is closed
-            raise AssertionError(f"the chat ended: {self._seen!r}") from error
-        self._seen += CONTROL.sub("", data.decode(errors="replace"))
+def chatting(*arguments: str) -> AbstractContextManager[Terminal]:
+    return terminal("chat", *arguments)
 
 
-@contextmanager
-def chatting(*arguments: str) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pdx", "chat", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | ENV,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    try:
-        yield Terminal(process, ours)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+def say(chat: Terminal, line: str) -> None:
+    chat.expect("> ")
+    chat.type(line + "\n")
 
 
 def piped(*arguments: str, stdin: str) -> subprocess.CompletedProcess[str]:
@@ -128,15 +76,16 @@ def test_a_terminal_keeps_the_conversation_until_it_is_reset(server: ScriptedSer
     server.scripts = [["The *sky*."], ["Yes."], ["Who?"]]
     with chatting(server.url, "--model", "mine") as chat:
         chat.expect("mine at ")
-        chat.say("What is blue?")
+        say(chat, "What is blue?")
         chat.expect("The sky.")
-        chat.say("Sure?")
+        say(chat, "Sure?")
         chat.expect("Yes.")
-        chat.say("/reset")
+        say(chat, "/reset")
         chat.expect("a new conversation")
-        chat.say("And you?")
+        say(chat, "And you?")
         chat.expect("Who?")
-        chat.press_ctrl_d()
+        chat.expect("> ")
+        chat.type("\x04")  # Ctrl-D
         assert chat.process.wait(timeout=10) == 0
     asked = [[turn["content"] for turn in body["messages"]] for body in server.bodies]
     assert asked == [
@@ -150,14 +99,14 @@ def test_a_terminal_keeps_the_conversation_until_it_is_reset(server: ScriptedSer
 def test_ctrl_c_stops_an_answer_and_what_had_come_is_remembered(server: ScriptedServer) -> None:
     server.scripts = [["Once upon a time", server.HOLD], ["Fine."]]
     with chatting(server.url) as chat:
-        chat.say("A story!")
+        say(chat, "A story!")
         chat.expect("Once upon a time")
         chat.process.send_signal(signal.SIGINT)
         chat.expect("stopped; ")
         assert server.left.wait(timeout=10)
-        chat.say("Go on.")
+        say(chat, "Go on.")
         chat.expect("Fine.")
-        chat.say("/exit")
+        say(chat, "/exit")
         assert chat.process.wait(timeout=10) == 0
     assert [turn["content"] for turn in server.bodies[1]["messages"]] == [
         "A story!",
@@ -169,9 +118,9 @@ def test_ctrl_c_stops_an_answer_and_what_had_come_is_remembered(server: Scripted
 def test_a_failed_question_is_shown_and_forgotten(server: ScriptedServer) -> None:
     server.scripts = [(503, {"error": {"message": "full", "type": "x"}}), ["Here."]]
     with chatting(server.url) as chat:
-        chat.say("Anyone?")
+        say(chat, "Anyone?")
         chat.expect("error: the server answered 503: full")
-        chat.say("Again?")
+        say(chat, "Again?")
         chat.expect("Here.")
     assert [turn["content"] for turn in server.bodies[1]["messages"]] == ["Again?"]
 
@@ -179,9 +128,9 @@ def test_a_failed_question_is_shown_and_forgotten(server: ScriptedServer) -> Non
 def test_answers_longer_than_the_screen_come_whole(server: ScriptedServer) -> None:
     server.scripts = [[f"line {i}\n\n" for i in range(60)]]
     with chatting(server.url) as chat:
-        chat.say("Count.")
+        say(chat, "Count.")
         said = chat.expect("all in ")
-        chat.say("/exit")
+        say(chat, "/exit")
         assert chat.process.wait(timeout=10) == 0
     shown = [int(number) for number in re.findall(r"line (\d+)", said)]
     assert shown[-60:] == list(range(60))

@@ -61,11 +61,17 @@ def is_idle(served: Decoder) -> bool:
     )
 
 
+def traced(file: Path) -> set[str]:
+    """Names of what a trace shows of requests."""
+    return {event["name"] for event in json.loads(file.read_text()) if event["ph"] == "b"}
+
+
 def test_one_command_serves_the_colocated_tokens_and_ctrl_c_ends_all_in_order(
     tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 100)
-    with serving(tiny_llama, tmp_path / "log", "--decode", "2") as served:
+    trace = ["--trace", str(tmp_path / "trace.json")]
+    with serving(tiny_llama, tmp_path / "log", "--decode", "2", *trace) as served:
         family = served.family()
         second = read_announcement(served, URL)
         assert second != served.url
@@ -81,6 +87,8 @@ def test_one_command_serves_the_colocated_tokens_and_ctrl_c_ends_all_in_order(
     heard = [line for line in said.splitlines() if line.startswith("[prefill]")]
     assert sum("the decoder shuts down" in line for line in heard) == 2
     assert "Traceback" not in said
+    for i in (1, 2):  # a file for each node, with its one request
+        assert traced(tmp_path / f"trace-decode-{i}.json") >= {"request", "transfer", "decode"}
 
 
 @pytest.mark.parametrize("command", ["prefill", "decode"])
@@ -139,7 +147,8 @@ def test_settings_reach_the_nodes_and_the_key_is_asked_for_but_never_shown(
 def test_one_colocated_node_gives_the_same_tokens(
     tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
-    with serving(tiny_llama, tmp_path / "log", "--colocated") as served:
+    trace = tmp_path / "trace.json"
+    with serving(tiny_llama, tmp_path / "log", "--colocated", "--trace", str(trace)) as served:
         for length in (1, 2, 16, 17, 64, 65, 200):
             prompt = prompt_of(tiny_prompt_ids, length)
             assert served.complete(prompt, 24) == colocated(prompt, 24)
@@ -151,6 +160,7 @@ def test_one_colocated_node_gives_the_same_tokens(
         assert len(family) == 3
         assert served.stop() == 0
         assert not any(map(is_alive, family))
+    assert traced(trace) >= {"request", "prefill chunk", "decode"}
 
 
 def test_a_client_that_leaves_a_colocated_node_frees_its_pages(
