@@ -1,5 +1,6 @@
 from pdx.fabric.interface import (
     Arrived,
+    DomainStatistics,
     Fabric,
     FabricEvent,
     FabricOptions,
@@ -22,6 +23,7 @@ from pdx.fabric.native_fabric import (
 
 __all__ = [
     "Arrived",
+    "DomainStatistics",
     "Fabric",
     "FabricEvent",
     "FabricOptions",

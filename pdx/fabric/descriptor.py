@@ -1,9 +1,9 @@
 """A link's descriptor: the bytes that one side gives to the other, over a channel of the caller's.
 Pure.
 
-Little-endian: magic, version, provider, length of the endpoint's address, the fixed fields, the
-address, CRC-32 of all before. The checksum is against accidents; who may connect is the channel's
-business.
+Little-endian: magic, version, provider, number of ends; the fixed fields; each end's fields, the
+length of its address, the address; CRC-32 of all before. The checksum is against accidents; who may
+connect is the channel's business.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import zlib
 from dataclasses import dataclass
 
 from pdx.errors import FabricError
-from pdx.fabric.interface import Provider
+from pdx.fabric.interface import MAX_DOMAINS, Provider
 
-__all__ = ["MAX_NAME_BYTES", "MAX_WINDOW", "LinkAddress", "decode", "encode"]
+__all__ = ["MAX_NAME_BYTES", "MAX_WINDOW", "LinkAddress", "LinkEnd", "decode", "encode"]
 
 _MAGIC = b"PDXL"
-_VERSION = 1
+_VERSION = 2
 _HEADER = struct.Struct("<4sHBB")
-_FIXED = struct.Struct("<QQQQQQIIiH")
+_FIXED = struct.Struct("<QQIIi")
+_END = struct.Struct("<QQQQH")
 _CRC = struct.Struct("<I")
 _PROVIDERS: tuple[Provider, ...] = ("tcp", "shm")
 MAX_NAME_BYTES = 511
@@ -29,42 +30,47 @@ _MAX_TAG = (1 << 20) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkAddress:
-    """Everything that is needed to write into one link of a peer."""
+class LinkEnd:
+    """A link in one domain of its fabric."""
 
-    provider: Provider
     region_base: int
-    region_bytes: int
     region_key: int
     #: The link page, where beats go.
     page_base: int
     page_key: int
-    pid_namespace: int
-    #: Immediates that may be on their way to it.
-    window: int
-    #: What the probe's immediate must carry.
-    probe_tag: int
-    pid: int
     #: The endpoint's address, in the provider's format.
     name: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkAddress:
+    """Everything that is needed to write into one link of a peer."""
+
+    provider: Provider
+    region_bytes: int
+    pid_namespace: int
+    #: Immediates that may be on their way to each end.
+    window: int
+    #: What the probes' immediates must carry.
+    probe_tag: int
+    pid: int
+    #: One in each domain of the peer's fabric.
+    ends: tuple[LinkEnd, ...]
+
+
 def encode(address: LinkAddress) -> bytes:
     """The descriptor's bytes."""
-    fixed = _FIXED.pack(
-        address.region_base,
+    provider = _PROVIDERS.index(address.provider)
+    body = _HEADER.pack(_MAGIC, _VERSION, provider, len(address.ends)) + _FIXED.pack(
         address.region_bytes,
-        address.region_key,
-        address.page_base,
-        address.page_key,
         address.pid_namespace,
         address.window,
         address.probe_tag,
         address.pid,
-        len(address.name),
     )
-    header = _HEADER.pack(_MAGIC, _VERSION, _PROVIDERS.index(address.provider), 0)
-    body = header + fixed + address.name
+    for end in address.ends:
+        numbers = (end.region_base, end.region_key, end.page_base, end.page_key, len(end.name))
+        body += _END.pack(*numbers) + end.name
     return body + _CRC.pack(zlib.crc32(body))
 
 
@@ -76,7 +82,7 @@ def decode(descriptor: bytes) -> LinkAddress:
     """
     if len(descriptor) < _HEADER.size or not descriptor.startswith(_MAGIC):
         raise FabricError("this is no fabric descriptor")
-    _, version, provider, _ = _HEADER.unpack_from(descriptor)
+    _, version, provider, num_ends = _HEADER.unpack_from(descriptor)
     if version != _VERSION:
         raise FabricError(
             f"the peer's fabric descriptor has version {version}, ours is {_VERSION}",
@@ -85,28 +91,44 @@ def decode(descriptor: bytes) -> LinkAddress:
     body, crc = descriptor[: -_CRC.size], descriptor[-_CRC.size :]
     if len(body) < _HEADER.size + _FIXED.size or _CRC.unpack(crc)[0] != zlib.crc32(body):
         raise FabricError(f"a fabric descriptor of {len(descriptor)} bytes is damaged")
-    *numbers, name_len = _FIXED.unpack_from(body, _HEADER.size)
-    name = body[_HEADER.size + _FIXED.size :]
-    base, num_bytes, key, page_base, page_key, namespace, window, tag, pid = numbers
+    num_bytes, namespace, window, tag, pid = _FIXED.unpack_from(body, _HEADER.size)
+    ends = _decode_ends(body[_HEADER.size + _FIXED.size :])
     sound = (
-        len(name) == name_len
-        and 0 < name_len <= MAX_NAME_BYTES
+        len(ends) == num_ends
+        and 0 < num_ends <= MAX_DOMAINS
         and 0 < window <= MAX_WINDOW
         and tag <= _MAX_TAG
         and provider < len(_PROVIDERS)
     )
     if not sound:
-        raise FabricError("a fabric descriptor has fields that make no sense")
+        raise _senseless()
     return LinkAddress(
         provider=_PROVIDERS[provider],
-        region_base=base,
         region_bytes=num_bytes,
-        region_key=key,
-        page_base=page_base,
-        page_key=page_key,
         pid_namespace=namespace,
         window=window,
         probe_tag=tag,
         pid=pid,
-        name=name,
+        ends=ends,
     )
+
+
+def _decode_ends(left: bytes) -> tuple[LinkEnd, ...]:
+    ends: list[LinkEnd] = []
+    while left:
+        if len(left) < _END.size:
+            raise _senseless()
+        base, key, page_base, page_key, name_len = _END.unpack_from(left)
+        name, left = left[_END.size : _END.size + name_len], left[_END.size + name_len :]
+        if len(name) != name_len or not 0 < name_len <= MAX_NAME_BYTES:
+            raise _senseless()
+        ends.append(
+            LinkEnd(
+                region_base=base, region_key=key, page_base=page_base, page_key=page_key, name=name
+            )
+        )
+    return tuple(ends)
+
+
+def _senseless() -> FabricError:
+    return FabricError("a fabric descriptor has fields that make no sense")

@@ -5,10 +5,11 @@ A fabric writes pages of registered memory into a peer's registered memory, and 
 peers write here. One native worker thread owns the network; every method only validates and hands
 over, so an event loop may call all of them. What happened comes back through :meth:`Fabric.events`.
 
-Words: a *region* is registered memory; a *link* joins one region of ours to one of a peer's and has
-    an endpoint of its own; an *atom* is one page of one layer; a *transfer* is a set of atoms
-    written over a link to one (slot, generation) of the peer, which counts atoms. An immediate is
-    the 32-bit value that comes with a write: slot, generation, atoms - 1.
+Words: a *domain* is one address (one network card) that a fabric is bound to, with a queue of its
+    own; a *region* is registered memory; a *link* joins one region of ours to one of a peer's and
+    has an endpoint of its own in each domain; an *atom* is one page of one layer; a *transfer* is a
+    set of atoms written over a link to one (slot, generation) of the peer, which counts atoms. An
+    immediate is the 32-bit value that comes with a write: slot, generation, atoms - 1.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "MAX_DOMAINS",
     "MAX_GENERATION",
     "MAX_SLOT",
     "Arrived",
+    "DomainStatistics",
     "Fabric",
     "FabricEvent",
     "FabricOptions",
@@ -40,6 +43,8 @@ Provider = Literal["tcp", "shm"]
 #: Slots are 1 to this; slot 0 belongs to probes.
 MAX_SLOT = 4095
 MAX_GENERATION = 4095
+#: Addresses that one fabric may be bound to.
+MAX_DOMAINS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class FabricOptions:
     beat_timeout_s: float = 2.0
     #: From connect() until both probes have arrived.
     connect_timeout_s: float = 5.0
-    #: Entries of the completion queue. A link takes its window + 288 of them; beyond that
+    #: Entries of each domain's completion queue. A link takes its window + 288 of them; beyond that
     #: open_link() is refused.
     queue_entries: int = 131072
 
@@ -211,8 +216,21 @@ class FabricStatistics:
     sleeps: int
 
 
+@dataclass(frozen=True, slots=True)
+class DomainStatistics:
+    """Counters of one domain, as FabricStatistics' of all."""
+
+    writes_posted: int
+    bytes_posted: int
+    imms_reaped: int
+
+
 class Fabric(Protocol):
-    """One provider on one address of this host. Methods may be called from any thread.
+    """One provider on one address of this host or several. Methods may be called from any thread.
+
+    With several, a link's writes are striped over them, whole atoms at a time. The peer may have
+    another number of addresses: with n here and m there, max(n, m) pairs of them carry the link,
+    and it is lost when one of these is.
 
     Every method raises FabricError when it is refused, and when the fabric is closed.
     """
@@ -233,10 +251,11 @@ class Fabric(Protocol):
         """Forget a region. Refused while one of its links is not Fenced."""
 
     def open_link(self, region: int, *, window: int = 256) -> int:
-        """An endpoint, and a registration of the region with a key of its own.
+        """An endpoint in each domain, and a registration of the region with a key of its own.
 
         Args:
-            window: immediates that the peer may have sent and that are not counted yet.
+            window: immediates that the peer may have sent to each domain and that are not counted
+                yet.
 
         Raises:
             FabricError: also when the completion queue, or the process's descriptors, hold no more
@@ -254,7 +273,7 @@ class Fabric(Protocol):
         """
 
     def fence(self, link: int) -> None:
-        """Close the link's endpoint; its slots stop counting at once. Fenced follows, after
+        """Close the link's endpoints; its slots stop counting at once. Fenced follows, after
         TransferDone of its transfers.
 
         A second fence does nothing.
@@ -325,6 +344,9 @@ class Fabric(Protocol):
 
     def statistics(self) -> FabricStatistics:
         """The counters now."""
+
+    def domain_statistics(self) -> tuple[DomainStatistics, ...]:
+        """Of each domain, in the order of the addresses."""
 
     def close(self) -> None:
         """Join the worker, close everything, remove what lies in /dev/shm. A second close does

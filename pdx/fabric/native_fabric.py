@@ -7,36 +7,33 @@ the caller's.
 from __future__ import annotations
 
 import ctypes
-import enum
 import ipaddress
 import socket
 import weakref
+from collections.abc import Sequence
 from ctypes import c_uint64, c_void_p
 from dataclasses import dataclass, fields
-from typing import Any, Final, TypeVar, assert_never
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pdx.errors import FabricError
 from pdx.fabric import descriptor as descriptors
-from pdx.fabric.descriptor import LinkAddress
+from pdx.fabric.checks import check_batch, check_unsigned, check_word_address
+from pdx.fabric.descriptor import LinkAddress, LinkEnd
 from pdx.fabric.interface import (
+    MAX_DOMAINS,
     MAX_GENERATION,
     MAX_SLOT,
-    Arrived,
+    DomainStatistics,
     Fabric,
     FabricEvent,
     FabricOptions,
     FabricStatistics,
-    Fenced,
-    LinkDown,
-    LinkUp,
     PageBatch,
     Provider,
-    Surplus,
-    TransferDone,
 )
+from pdx.fabric.native_events import event_of
 from pdx.fabric.native_library import (
     AddressStruct,
     BatchStruct,
@@ -51,9 +48,6 @@ __all__ = ["LibraryInfo", "NativeFabric", "available_providers", "library_info",
 
 _PROVIDERS: Final[tuple[Provider, ...]] = ("tcp", "shm")
 _EVENTS_PER_CALL = 64
-_UINT64 = (1 << 64) - 1
-_Number = TypeVar("_Number", np.int64, np.uint32)
-_NAME_OFFSET = AddressStruct.name.offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,24 +87,35 @@ def available_providers() -> tuple[Provider, ...]:
 
 
 def open_fabric(
-    *, provider: Provider, bind_host: str | None = None, options: FabricOptions | None = None
+    *,
+    provider: Provider,
+    bind_host: str | Sequence[str] | None = None,
+    options: FabricOptions | None = None,
 ) -> Fabric:
     """Start a worker on one provider.
 
     Args:
         provider: "tcp", or "shm" for peers on the same host.
-        bind_host: the address that peers reach (tcp); None is 127.0.0.1.
+        bind_host: the address that peers reach (tcp), or several, to stripe over all of them; None
+            is 127.0.0.1.
         options: how the worker runs; None takes the defaults.
 
     Raises:
-        FabricError: libfabric cannot be loaded, or refuses the provider or the address.
+        FabricError: libfabric cannot be loaded, or refuses the provider or an address.
     """
     load_libfabric()
-    host, ipv6 = _numeric_host(bind_host or "127.0.0.1") if provider == "tcp" else ("", False)
-    return NativeFabric(provider, host, ipv6, options or FabricOptions())
+    hosts: tuple[str, ...] = ()
+    if provider == "tcp":
+        named = [bind_host] if isinstance(bind_host, str) else bind_host or ["127.0.0.1"]
+        hosts = tuple(_numeric_host(host) for host in named)
+        if len(hosts) > MAX_DOMAINS or len(set(hosts)) != len(hosts):
+            raise FabricError(
+                f"a fabric takes up to {MAX_DOMAINS} different addresses, not {', '.join(named)}"
+            )
+    return NativeFabric(provider, hosts, options or FabricOptions())
 
 
-def _numeric_host(host: str) -> tuple[str, bool]:
+def _numeric_host(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -131,20 +136,20 @@ def _numeric_host(host: str) -> tuple[str, bool]:
             raise FabricError(
                 f"the fabric cannot be bound to {host!r}, which is no address of this host: {error}"
             ) from error
-    return numeric, address.version == 6
+    return numeric
 
 
 class NativeFabric:
     """:class:`Fabric` on libfabric. Made by :func:`open_fabric`."""
 
-    def __init__(self, provider: Provider, host: str, ipv6: bool, options: FabricOptions) -> None:
+    def __init__(self, provider: Provider, hosts: tuple[str, ...], options: FabricOptions) -> None:
         self._core = core()
         self._provider = provider
+        self._num_domains = len(hosts) or 1
         handle = c_void_p()
         native = OptionsStruct(
             provider=_PROVIDERS.index(provider),
-            ipv6=int(ipv6),
-            host=host.encode(),
+            hosts="\n".join(hosts).encode(),
             cpu=-1 if options.cpu is None else options.cpu,
             cq_entries=options.queue_entries,
             spin_ns=options.spin_us * 1000,
@@ -177,7 +182,9 @@ class NativeFabric:
         """See :meth:`Fabric.register`."""
         return check(
             self._core.pdx_fabric_register(
-                self._open, _unsigned("address", address), _unsigned("num_bytes", num_bytes)
+                self._open,
+                check_unsigned("address", address),
+                check_unsigned("num_bytes", num_bytes),
             )
         )
 
@@ -195,19 +202,25 @@ class NativeFabric:
         """See :meth:`Fabric.descriptor`."""
         own = AddressStruct()
         check(self._core.pdx_fabric_own_address(self._open, link, ctypes.byref(own)))
+        ends = (
+            LinkEnd(
+                region_base=end.region_base,
+                region_key=end.region_key,
+                page_base=end.page_base,
+                page_key=end.page_key,
+                name=bytes(end.name[: end.name_len]),
+            )
+            for end in own.ends[: own.num_ends]
+        )
         return descriptors.encode(
             LinkAddress(
                 provider=self._provider,
-                region_base=own.region_base,
                 region_bytes=own.region_bytes,
-                region_key=own.region_key,
-                page_base=own.page_base,
-                page_key=own.page_key,
                 pid_namespace=own.pid_namespace,
                 window=own.window,
                 probe_tag=own.probe_tag,
                 pid=own.pid,
-                name=bytes(own)[_NAME_OFFSET:][: own.name_len],
+                ends=tuple(ends),
             )
         )
 
@@ -217,19 +230,18 @@ class NativeFabric:
         if peer.provider != self._provider:
             raise FabricError(f"the peer's link is {peer.provider}, ours is {self._provider}")
         native = AddressStruct(
-            region_base=peer.region_base,
             region_bytes=peer.region_bytes,
-            region_key=peer.region_key,
-            page_base=peer.page_base,
-            page_key=peer.page_key,
             pid_namespace=peer.pid_namespace,
             window=peer.window,
             probe_tag=peer.probe_tag,
             pid=peer.pid,
-            name_len=len(peer.name),
+            num_ends=len(peer.ends),
         )
-        # The field would end at a zero byte, which socket addresses contain.
-        ctypes.memmove(ctypes.addressof(native) + _NAME_OFFSET, peer.name, len(peer.name))
+        for to, end in zip(native.ends, peer.ends, strict=False):
+            to.region_base, to.region_key = end.region_base, end.region_key
+            to.page_base, to.page_key = end.page_base, end.page_key
+            to.name_len = len(end.name)
+            to.name[: len(end.name)] = end.name
         check(self._core.pdx_fabric_connect(self._open, link, ctypes.byref(native)))
 
     def fence(self, link: int) -> None:
@@ -247,28 +259,24 @@ class NativeFabric:
 
     def arm(self, transfer: int, batch: PageBatch, *, word_address: int, first_value: int) -> None:
         """See :meth:`Fabric.arm`."""
-        if word_address <= 0 or word_address % 8:
-            raise FabricError(f"a progress word at {word_address:#x} is not 8-byte aligned memory")
-        self._add(transfer, batch, word_address, _unsigned("first_value", first_value))
+        check_word_address(word_address)
+        self._add(transfer, batch, word_address, check_unsigned("first_value", first_value))
 
     def _add(self, transfer: int, batch: PageBatch, word_address: int, first_value: int) -> None:
-        src, dst = _page_array(batch.src_pages), _page_array(batch.dst_pages)
-        if len(src) != len(dst):
-            raise FabricError(f"{len(src)} source pages do not match {len(dst)} target pages")
-        if batch.page_bytes <= 0 or batch.num_layers < 0:
-            raise FabricError("a batch needs page_bytes above 0 and no negative number of layers")
+        check_batch(batch)
+        src, dst = np.ascontiguousarray(batch.src_pages), np.ascontiguousarray(batch.dst_pages)
         stride = batch.page_bytes
         native = BatchStruct(
             src_pages=src.ctypes.data,
             dst_pages=dst.ctypes.data,
             num_pages=len(src),
             page_bytes=batch.page_bytes,
-            src_offset=_unsigned("src_offset", batch.src_offset),
-            dst_offset=_unsigned("dst_offset", batch.dst_offset),
-            src_layer_stride=_unsigned("src_layer_stride", batch.src_layer_stride),
-            dst_layer_stride=_unsigned("dst_layer_stride", batch.dst_layer_stride),
-            src_page_stride=_unsigned("src_page_stride", batch.src_page_stride, stride),
-            dst_page_stride=_unsigned("dst_page_stride", batch.dst_page_stride, stride),
+            src_offset=batch.src_offset,
+            dst_offset=batch.dst_offset,
+            src_layer_stride=batch.src_layer_stride,
+            dst_layer_stride=batch.dst_layer_stride,
+            src_page_stride=stride if batch.src_page_stride is None else batch.src_page_stride,
+            dst_page_stride=stride if batch.dst_page_stride is None else batch.dst_page_stride,
             num_layers=batch.num_layers,
             word=word_address,
             first_value=first_value,
@@ -288,7 +296,7 @@ class NativeFabric:
         _check_slot(slot, generation)
         check(
             self._core.pdx_fabric_expect(
-                self._open, link, slot, generation, _unsigned("atoms", atoms)
+                self._open, link, slot, generation, check_unsigned("atoms", atoms)
             )
         )
 
@@ -296,7 +304,9 @@ class NativeFabric:
         """See :meth:`Fabric.retarget`."""
         _check_slot(slot, generation)
         check(
-            self._core.pdx_fabric_retarget(self._open, slot, generation, _unsigned("atoms", atoms))
+            self._core.pdx_fabric_retarget(
+                self._open, slot, generation, check_unsigned("atoms", atoms)
+            )
         )
 
     def count(self, slot: int, generation: int) -> int:
@@ -322,7 +332,7 @@ class NativeFabric:
         taken: list[FabricEvent] = []
         while True:
             count = check(self._core.pdx_fabric_events(self._open, self._events, _EVENTS_PER_CALL))
-            taken += [_event(self._events[i]) for i in range(count)]
+            taken += [event_of(self._events[i]) for i in range(count)]
             if count < _EVENTS_PER_CALL:
                 return taken
 
@@ -333,81 +343,21 @@ class NativeFabric:
         assert self._core.pdx_fabric_statistics(self._open, values, count) == count
         return FabricStatistics(*values)
 
+    def domain_statistics(self) -> tuple[DomainStatistics, ...]:
+        """See :meth:`Fabric.domain_statistics`."""
+        count = len(fields(DomainStatistics))
+        values = (c_uint64 * count)()
+        found = []
+        for i in range(self._num_domains):
+            taken = self._core.pdx_fabric_domain_statistics(self._open, i, values, count)
+            assert taken == count
+            found.append(DomainStatistics(*values))
+        return tuple(found)
+
     def close(self) -> None:
         """See :meth:`Fabric.close`."""
         self._handle = None
         self._close()
-
-
-class _Kind(enum.IntEnum):
-    """EventKind of native/events.hpp."""
-
-    LINK_UP = 1
-    LINK_DOWN = 2
-    FENCED = 3
-    TRANSFER_DONE = 4
-    ARRIVED = 5
-    SURPLUS = 6
-
-
-def _event(event: EventStruct) -> FabricEvent:
-    link, slot, generation = event.link, event.slot, event.generation
-    kind = _Kind(event.kind)
-    match kind:
-        case _Kind.LINK_UP:
-            return LinkUp(link=link)
-        case _Kind.LINK_DOWN:
-            reason = event.reason.decode(errors="replace")
-            return LinkDown(link=link, code=event.code, reason=reason)
-        case _Kind.FENCED:
-            return Fenced(link=link)
-        case _Kind.TRANSFER_DONE:
-            return TransferDone(
-                transfer=event.transfer,
-                link=link,
-                slot=slot,
-                generation=generation,
-                posted_atoms=event.atoms,
-                failed_atoms=event.failed_atoms,
-                cancelled=bool(event.cancelled),
-                code=event.code,
-                first_post_ns=event.first_post_ns or None,
-                last_progress_ns=event.last_progress_ns or None,
-            )
-        case _Kind.ARRIVED:
-            return Arrived(
-                link=link,
-                slot=slot,
-                generation=generation,
-                atoms=event.atoms,
-                arrival_ns=_taken(event.arrival_ns, event.num_arrivals, np.int64),
-                arrival_atoms=_taken(event.arrival_atoms, event.num_arrivals, np.uint32),
-            )
-        case _Kind.SURPLUS:
-            return Surplus(link=link, slot=slot, generation=generation, count=event.atoms)
-    assert_never(kind)
-
-
-def _taken(pointer: Any, count: int, dtype: type[_Number]) -> NDArray[_Number]:
-    """An array of the core's, copied and given back."""
-    if not count:
-        return np.empty(0, dtype)
-    copy = np.ctypeslib.as_array(pointer, (count,)).astype(dtype)
-    core().pdx_fabric_free(ctypes.cast(pointer, c_void_p))
-    return copy
-
-
-def _page_array(pages: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    if pages.ndim != 1 or pages.dtype != np.uint32:
-        raise FabricError(f"page indices are a {pages.ndim}-d array of {pages.dtype}, not uint32")
-    return np.ascontiguousarray(pages)
-
-
-def _unsigned(name: str, value: int | None, default: int = 0) -> int:
-    number = default if value is None else value
-    if not 0 <= number <= _UINT64:
-        raise FabricError(f"{name} is {number}, which is not an unsigned 64-bit number")
-    return number
 
 
 def _check_slot(slot: int, generation: int) -> None:

@@ -18,6 +18,7 @@ from ctypes import (
     c_int32,
     c_int64,
     c_size_t,
+    c_uint8,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -27,10 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from pdx.errors import FabricError
+from pdx.fabric.interface import MAX_DOMAINS
 
 __all__ = [
     "AddressStruct",
     "BatchStruct",
+    "EndStruct",
     "EventStruct",
     "LoadedLibfabric",
     "OptionsStruct",
@@ -39,7 +42,7 @@ __all__ = [
     "load_libfabric",
 ]
 
-_ABI = 1
+_ABI = 2
 _LIBRARY = "pdx/fabric/native/libpdx_fabric.so"
 _SYSTEM_LIBFABRIC = "libfabric.so.1"
 
@@ -49,10 +52,8 @@ class OptionsStruct(Structure):
 
     _fields_ = (
         ("provider", c_int32),
-        ("ipv6", c_int32),
-        ("host", c_char_p),
         ("cpu", c_int32),
-        ("reserved", c_int32),
+        ("hosts", c_char_p),
         ("cq_entries", c_uint64),
         ("spin_ns", c_int64),
         ("beat_interval_ns", c_int64),
@@ -61,21 +62,32 @@ class OptionsStruct(Structure):
     )
 
 
+class EndStruct(Structure):
+    """pdx_fabric_end."""
+
+    _fields_ = (
+        ("region_base", c_uint64),
+        ("region_key", c_uint64),
+        ("page_base", c_uint64),
+        ("page_key", c_uint64),
+        ("name_len", c_uint32),
+        ("reserved", c_uint32),
+        # Not c_char: that ends at a zero byte, which socket addresses contain.
+        ("name", c_uint8 * 512),
+    )
+
+
 class AddressStruct(Structure):
     """pdx_fabric_address."""
 
     _fields_ = (
-        ("region_base", c_uint64),
         ("region_bytes", c_uint64),
-        ("region_key", c_uint64),
-        ("page_base", c_uint64),
-        ("page_key", c_uint64),
         ("pid_namespace", c_uint64),
         ("window", c_uint32),
         ("probe_tag", c_uint32),
         ("pid", c_int32),
-        ("name_len", c_uint32),
-        ("name", c_char * 512),
+        ("num_ends", c_uint32),
+        ("ends", EndStruct * MAX_DOMAINS),
     )
 
 
@@ -147,6 +159,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "remove_wakeup": (_FABRIC, c_int32),
     "events": (_FABRIC, POINTER(EventStruct), c_size_t),
     "statistics": (_FABRIC, POINTER(c_uint64), c_size_t),
+    "domain_statistics": (_FABRIC, c_uint32, POINTER(c_uint64), c_size_t),
 }
 
 
@@ -165,6 +178,11 @@ def core() -> CDLL:
             f"cannot load libpdx_fabric.so: {error}",
             hint="build the native libraries: pip install -e . (or scripts/setup)",
         ) from error
+    if library.pdx_fabric_abi() != _ABI:
+        raise FabricError(
+            f"{path} was built from another version of pdx",
+            hint="build the native libraries again: pip install -e . (or scripts/setup)",
+        )
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, f"pdx_fabric_{name}")
         function.argtypes = list(arguments)
@@ -174,11 +192,6 @@ def core() -> CDLL:
     library.pdx_fabric_close.restype = None
     library.pdx_fabric_free.argtypes = [c_void_p]
     library.pdx_fabric_free.restype = None
-    if library.pdx_fabric_abi() != _ABI:
-        raise FabricError(
-            f"{path} was built from another version of pdx",
-            hint="build the native libraries again: pip install -e . (or scripts/setup)",
-        )
     return library
 
 

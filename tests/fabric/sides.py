@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +40,7 @@ class Side:
         provider: Provider,
         num_bytes: int,
         options: FabricOptions | None = None,
-        bind_host: str | None = None,
+        bind_host: str | Sequence[str] | None = None,
     ) -> None:
         self._map = mmap.mmap(-1, num_bytes)
         self.memory = np.frombuffer(self._map, np.uint8)
@@ -131,6 +132,9 @@ class Side:
 
     def statistics(self) -> Any:
         return self.fabric.statistics()
+
+    def domain_statistics(self) -> Any:
+        return self.fabric.domain_statistics()
 
     def cpu_s(self) -> float:
         """Processor time of this process so far."""

@@ -47,6 +47,13 @@ void copy_text(const std::string& text, char* out, size_t num_bytes) {
     if (num_bytes) std::snprintf(out, num_bytes, "%s", text.c_str());
 }
 
+std::vector<std::string> lines(const char* text) {
+    std::vector<std::string> found;
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) found.push_back(line);
+    return found;
+}
+
 std::unique_ptr<pdx::Batch> make_batch(const pdx_fabric_batch& from) {
     auto batch = std::make_unique<pdx::Batch>();
     batch->src_pages.assign(from.src_pages, from.src_pages + from.num_pages);
@@ -96,6 +103,14 @@ void fill(const pdx::Event& event, pdx_fabric_event& out) {
     copy_text(event.reason, out.reason, sizeof out.reason);
 }
 
+template <typename Counters>
+int64_t copy_counters(const Counters& from, uint64_t* out, size_t max) {
+    constexpr size_t count = sizeof(Counters) / sizeof(std::atomic<uint64_t>);
+    const auto* counters = reinterpret_cast<const std::atomic<uint64_t>*>(&from);
+    for (size_t i = 0; i < std::min(max, count); i++) out[i] = counters[i].load();
+    return static_cast<int64_t>(count);
+}
+
 }  // namespace
 
 uint32_t pdx_fabric_abi() { return PDX_FABRIC_ABI; }
@@ -104,10 +119,7 @@ const char* pdx_fabric_error() { return last_error.c_str(); }
 
 int64_t pdx_fabric_load(const char* paths, char* chosen, size_t chosen_bytes) {
     return guarded([&]() -> int64_t {
-        std::vector<std::string> list;
-        std::istringstream lines(paths);
-        for (std::string line; std::getline(lines, line);) list.push_back(line);
-        const pdx::Libfabric& lib = pdx::load_libfabric(list);
+        const pdx::Libfabric& lib = pdx::load_libfabric(lines(paths));
         copy_text(lib.path, chosen, chosen_bytes);
         return lib.version;
     });
@@ -122,8 +134,8 @@ int64_t pdx_fabric_open(const pdx_fabric_options* options, pdx_fabric** out) {
         const auto provider = static_cast<pdx::Provider>(options->provider);
         if (provider == pdx::Provider::kShm) pdx::sweep_shm();
         *out = new pdx_fabric{pdx::Fabric({.provider = provider,
-                                           .host = options->host ? options->host : "",
-                                           .ipv6 = options->ipv6 != 0,
+                                           .hosts = provider == pdx::Provider::kShm ? std::vector<std::string>{""}
+                                                                                    : lines(options->hosts),
                                            .cq_entries = options->cq_entries,
                                            .worker = {.cpu = options->cpu,
                                                       .spin_ns = options->spin_ns,
@@ -152,36 +164,41 @@ int64_t pdx_fabric_open_link(pdx_fabric* fabric, int64_t region, uint32_t window
 int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_address* out) {
     return done([&] {
         const auto own = fabric->fabric.link(link);
-        const pdx::Domain& domain = fabric->fabric.domain();
         *out = {};
-        out->region_base = domain.remote_base(own->region->address);
         out->region_bytes = own->region->num_bytes;
-        out->region_key = fi_mr_key(own->region_mr);
-        out->page_base = domain.remote_base(own->page.get());
-        out->page_key = fi_mr_key(own->page_mr);
         out->pid_namespace = pdx::pid_namespace();
         out->window = own->window;
         out->probe_tag = own->probe_tag;
         out->pid = getpid();
-        out->name_len = static_cast<uint32_t>(own->name.size());
-        std::memcpy(out->name, own->name.data(), own->name.size());
+        for (const pdx::OwnEnd& from : own->own) {
+            pdx_fabric_end& end = out->ends[out->num_ends++];
+            end.region_base = from.domain.remote_base(own->region->address);
+            end.region_key = fi_mr_key(from.region_mr);
+            end.page_base = from.domain.remote_base(own->page.get());
+            end.page_key = fi_mr_key(from.page_mr);
+            end.name_len = static_cast<uint32_t>(from.name.size());
+            std::memcpy(end.name, from.name.data(), from.name.size());
+        }
     });
 }
 
 int64_t pdx_fabric_connect(pdx_fabric* fabric, int64_t link, const pdx_fabric_address* peer) {
     return done([&] {
-        std::vector<char> name(sizeof peer->name, 0);  // zero terminated, whatever the peer sent
-        std::memcpy(name.data(), peer->name, std::min<size_t>(peer->name_len, name.size() - 1));
         pdx::PeerAddress address{};
-        address.region_base = peer->region_base;
         address.region_bytes = peer->region_bytes;
-        address.region_key = peer->region_key;
-        address.page_base = peer->page_base;
-        address.page_key = peer->page_key;
         address.window = peer->window;
         address.probe_tag = peer->probe_tag;
         address.pid = peer->pid;
-        fabric->fabric.connect(link, name, std::move(address));
+        for (const pdx_fabric_end* from = peer->ends; from < peer->ends + peer->num_ends; from++) {
+            pdx::PeerEnd& end = address.ends.emplace_back();
+            end.region_base = from->region_base;
+            end.region_key = from->region_key;
+            end.page_base = from->page_base;
+            end.page_key = from->page_key;
+            end.name.resize(sizeof from->name);  // zero terminated, whatever the peer sent
+            std::memcpy(end.name.data(), from->name, std::min<size_t>(from->name_len, end.name.size() - 1));
+        }
+        fabric->fabric.connect(link, std::move(address));
     });
 }
 
@@ -240,7 +257,9 @@ int64_t pdx_fabric_events(pdx_fabric* fabric, pdx_fabric_event* out, size_t max)
 void pdx_fabric_free(void* memory) { std::free(memory); }
 
 int64_t pdx_fabric_statistics(pdx_fabric* fabric, uint64_t* out, size_t max) {
-    const auto* counters = reinterpret_cast<const std::atomic<uint64_t>*>(&fabric->fabric.statistics());
-    for (size_t i = 0; i < std::min(max, pdx::kNumStatistics); i++) out[i] = counters[i].load();
-    return static_cast<int64_t>(pdx::kNumStatistics);
+    return copy_counters(fabric->fabric.statistics(), out, max);
+}
+
+int64_t pdx_fabric_domain_statistics(pdx_fabric* fabric, uint32_t domain, uint64_t* out, size_t max) {
+    return copy_counters(fabric->fabric.domains()[domain].statistics(), out, max);
 }

@@ -9,29 +9,35 @@
 extern "C" {
 #endif
 
-#define PDX_FABRIC_ABI 1
+#define PDX_FABRIC_ABI 2
+#define PDX_FABRIC_MAX_DOMAINS 8
 
 typedef struct pdx_fabric pdx_fabric;
 
 typedef struct {
     int32_t provider; /* 0 tcp, 1 shm */
-    int32_t ipv6;
-    const char* host;
-    int32_t cpu; /* -1: not pinned */
-    int32_t reserved;
+    int32_t cpu;      /* -1: not pinned */
+    const char* hosts; /* numeric, separated by newlines, a domain on each; empty for shm */
     uint64_t cq_entries;
     int64_t spin_ns, beat_interval_ns, beat_timeout_ns, connect_timeout_ns;
 } pdx_fabric_options;
 
 /* One side of a link as the other needs it: what a descriptor carries. */
 typedef struct {
-    uint64_t region_base, region_bytes, region_key;
+    uint64_t region_base, region_key;
     uint64_t page_base, page_key;
+    uint32_t name_len;
+    uint32_t reserved;
+    char name[512];
+} pdx_fabric_end; /* in one domain */
+
+typedef struct {
+    uint64_t region_bytes;
     uint64_t pid_namespace;
     uint32_t window, probe_tag;
     int32_t pid;
-    uint32_t name_len;
-    char name[512];
+    uint32_t num_ends;
+    pdx_fabric_end ends[PDX_FABRIC_MAX_DOMAINS];
 } pdx_fabric_address;
 
 typedef struct {
@@ -102,6 +108,8 @@ PDX_API int64_t pdx_fabric_events(pdx_fabric* fabric, pdx_fabric_event* out, siz
 PDX_API void pdx_fabric_free(void* memory);
 /* Writes at most max counters in the order of Statistics in events.hpp; returns how many there are. */
 PDX_API int64_t pdx_fabric_statistics(pdx_fabric* fabric, uint64_t* out, size_t max);
+/* The same for one domain, in the order of DomainStatistics. */
+PDX_API int64_t pdx_fabric_domain_statistics(pdx_fabric* fabric, uint32_t domain, uint64_t* out, size_t max);
 
 #ifdef __cplusplus
 }

@@ -1,4 +1,4 @@
-// The worker's reading side: the completion queue.
+// The worker's reading side: the completion queues.
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 
@@ -21,15 +21,21 @@ union ErrorEntry {
 
 }  // namespace
 
-bool Worker::read_queue() {
+bool Worker::read_queues() {
+    bool any = false;
+    for (size_t i = 0; i < domains_.size(); i++) any |= read_queue(i);
+    return any;
+}
+
+bool Worker::read_queue(size_t domain) {
     bool any = false;
     fi_cq_data_entry entries[kQueueEntries];
     for (int i = 0; i < kReadsPerTurn; i++) {
-        const ssize_t n = domain_.read_queue(entries, kQueueEntries);
+        const ssize_t n = domains_[domain].read_queue(entries, kQueueEntries);
         if (n == -FI_EAGAIN) break;
         any = true;
         if (n == -FI_EAVAIL) {
-            on_error();
+            on_error(domain);
             continue;
         }
         if (n < 0) {
@@ -43,7 +49,7 @@ bool Worker::read_queue() {
                 on_complete(op, 0, "");
             }
         }
-        credit_imms();
+        credit_imms(domain);
         if (n < static_cast<ssize_t>(kQueueEntries)) break;
     }
     return any;
@@ -56,15 +62,16 @@ void Worker::on_imm(uint32_t data) {
         return;
     }
     const auto link = tags_.find(data & kProbeTagMask);
-    if (link != tags_.end()) link->second->peer_probed = true;
+    if (link != tags_.end()) link->second->probes_read++;
 }
 
-// Counts what one read brought, and gives each immediate's credit back to the link it came over.
-void Worker::credit_imms() {
+// Counts what one read of a domain's queue brought, and gives each immediate's credit back to the link it came over.
+void Worker::credit_imms(size_t domain) {
     if (imms_.empty()) return;
     const int64_t now = now_ns();
     slots_.credit(imms_, now, owners_);
     statistics_.imms_reaped.fetch_add(imms_.size(), std::memory_order_relaxed);
+    domains_[domain].statistics().imms_reaped.fetch_add(imms_.size(), std::memory_order_relaxed);
     Link* link = nullptr;
     for (const LinkId owner : owners_) {
         if (!link || link->id != owner) {
@@ -75,16 +82,16 @@ void Worker::credit_imms() {
             statistics_.unowned_imms.fetch_add(1, std::memory_order_relaxed);
             continue;
         }
-        link->reaped++;
-        link->last_life_ns = now;
+        link->own[domain].reaped++;
+        link->note_life(domain, now);
     }
     imms_.clear();
 }
 
-void Worker::on_error() {
+void Worker::on_error(size_t domain) {
     ErrorEntry error;
     std::memset(&error, 0, sizeof error);
-    const ssize_t rc = fi_cq_readerr(domain_.cq(), &error.entry, 0);
+    const ssize_t rc = fi_cq_readerr(domains_[domain].cq(), &error.entry, 0);
     // What fails on the receiving side has no op of ours; the sender hears of it, and our count stays short.
     Op* op = rc < 0 ? nullptr : ops_.find(error.entry.op_context);
     if (!op) {
@@ -96,31 +103,33 @@ void Worker::on_error() {
 }
 
 void Worker::on_complete(Op* op, int code, const std::string& reason) {
-    Link* link = op->link;
-    Transfer* transfer = op->transfer;
-    const OpKind kind = op->kind;
-    const uint32_t atoms = op->atoms;
-    const uint64_t num_bytes = op->num_bytes;
+    const Op was = *op;
     ops_.give_back(op);
+    Link* link = was.link;
     if (!link) {
         statistics_.late_completions.fetch_add(1, std::memory_order_relaxed);
         return;
     }
-    link->blocked_since_ns = 0;
-    if (kind == OpKind::kBeat) link->beats_in_flight--;
-    if (kind == OpKind::kProbe) link->probe_completed = code == 0;
-    if (kind == OpKind::kWrite) {
+    Lane& lane = link->lanes[was.lane];
+    OwnEnd& end = link->own[lane.own];
+    lane.blocked_since_ns = 0;
+    if (was.kind == OpKind::kWrite) {
+        end.writes_in_flight--;
         link->writes_in_flight--;
-        link->bytes_in_flight -= num_bytes;
+        lane.bytes_in_flight -= was.num_bytes;
         writes_in_flight_--;
         (code ? statistics_.writes_failed : statistics_.writes_completed).fetch_add(1, std::memory_order_relaxed);
-        transfer->in_flight--;
+        was.transfer->in_flight--;
         if (code) {
-            transfer->failed_atoms += atoms;
-            fail(*transfer, code);
+            was.transfer->failed_atoms += was.atoms;
+            fail(*was.transfer, code);
         } else {
-            settle(*transfer);
+            settle(*was.transfer);
         }
+    } else {
+        end.small_in_flight--;
+        if (was.kind == OpKind::kBeat) lane.beats_in_flight--;
+        if (was.kind == OpKind::kProbe) lane.probe_completed = code == 0;
     }
     if (code) link_down(*link, code, reason);
 }

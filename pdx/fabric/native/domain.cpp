@@ -26,7 +26,7 @@ void check(int rc, const char* what) {
     if (rc) throw Error(-rc, std::string(what) + ": " + describe(-rc));
 }
 
-fi_info* make_hints(Provider provider, const char* name, bool ipv6) {
+fi_info* make_hints(Provider provider, const char* name, const std::string& host) {
     fi_info* hints = libfabric().dupinfo(nullptr);
     if (!hints) throw Error(ENOMEM, "fi_allocinfo: out of memory");
     hints->fabric_attr->prov_name = strdup(name);
@@ -40,7 +40,7 @@ fi_info* make_hints(Provider provider, const char* name, bool ipv6) {
     hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
     hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
     if (provider == Provider::kTcp) {
-        hints->addr_format = ipv6 ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
+        hints->addr_format = host.find(':') != std::string::npos ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
     } else if (FI_MAJOR(libfabric().version) >= 2) {
         // An endpoint has one peer: a quarter of the default queue is enough, and keeps 200 links in little memory.
         hints->tx_attr->size = hints->rx_attr->size = kTxEntries;
@@ -49,12 +49,12 @@ fi_info* make_hints(Provider provider, const char* name, bool ipv6) {
 }
 
 // Keeps only an exact match of the name: asking for tcp also gives tcp;ofi_rxm.
-fi_info* find_info(Provider provider, const std::string& host, bool ipv6) {
+fi_info* find_info(Provider provider, const std::string& host) {
     // The native TCP provider is "tcp" from libfabric 1.18 on and "net" in 1.17.
     const std::vector<const char*> names =
         provider == Provider::kTcp ? std::vector<const char*>{"tcp", "net"} : std::vector<const char*>{"shm"};
     for (const char* name : names) {
-        fi_info* hints = make_hints(provider, name, ipv6);
+        fi_info* hints = make_hints(provider, name, host);
         fi_info* found = nullptr;
         const bool bind = !host.empty();
         int rc = libfabric().getinfo(kApiVersion, bind ? host.c_str() : nullptr, nullptr, bind ? FI_SOURCE : 0, hints,
@@ -72,10 +72,10 @@ fi_info* find_info(Provider provider, const std::string& host, bool ipv6) {
 
 }  // namespace
 
-Domain::Domain(Provider provider, const std::string& host, bool ipv6, size_t cq_entries)
+Domain::Domain(Provider provider, const std::string& host, size_t cq_entries)
     : provider_(provider), cq_entries_(cq_entries) {
     try {
-        open(host, ipv6);
+        open(host);
     } catch (...) {
         close();
         throw;
@@ -84,8 +84,8 @@ Domain::Domain(Provider provider, const std::string& host, bool ipv6, size_t cq_
 
 Domain::~Domain() { close(); }
 
-void Domain::open(const std::string& host, bool ipv6) {
-    info_ = find_info(provider_, host, ipv6);
+void Domain::open(const std::string& host) {
+    info_ = find_info(provider_, host);
     if (!info_) {
         throw Error(FI_ENODATA, std::string("libfabric offers no ") +
                                     (provider_ == Provider::kTcp ? "native tcp provider" : "shm provider") +
@@ -135,7 +135,7 @@ Endpoint Domain::open_endpoint() {
     Endpoint endpoint;
     fi_av_attr av_attr{};
     av_attr.type = FI_AV_TABLE;
-    av_attr.count = 2;
+    av_attr.count = kMaxPeerEnds;
     const char* what = "fi_av_open";
     int rc = fi_av_open(domain_, &av_attr, &endpoint.av, nullptr);
     if (!rc) what = "fi_endpoint", rc = fi_endpoint(domain_, info, &endpoint.ep, nullptr);
@@ -193,7 +193,7 @@ void Domain::reserve_queue(size_t entries) {
 }
 
 std::string probe_provider(Provider provider) {
-    fi_info* info = find_info(provider, provider == Provider::kTcp ? "127.0.0.1" : "", false);
+    fi_info* info = find_info(provider, provider == Provider::kTcp ? "127.0.0.1" : "");
     if (!info) return "";
     std::string name = info->fabric_attr->prov_name;
     libfabric().freeinfo(info);

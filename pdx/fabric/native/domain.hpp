@@ -14,11 +14,15 @@
 #include <string>
 #include <vector>
 
+#include "events.hpp"
 #include "libfabric.hpp"
 
 namespace pdx {
 
 enum class Provider { kTcp = 0, kShm = 1 };
+
+// Addresses of one peer that an endpoint may have to know.
+constexpr size_t kMaxPeerEnds = 8;
 
 struct Endpoint {
     fid_ep* ep = nullptr;
@@ -28,7 +32,7 @@ struct Endpoint {
 class Domain {
   public:
     // `host` is a numeric address of this machine to bind (tcp only).
-    Domain(Provider provider, const std::string& host, bool ipv6, size_t cq_entries);
+    Domain(Provider provider, const std::string& host, size_t cq_entries);
     ~Domain();
     Domain(const Domain&) = delete;
     Domain& operator=(const Domain&) = delete;
@@ -59,11 +63,13 @@ class Domain {
     size_t tx_entries() const { return tx_entries_; }
     size_t max_write_bytes() const { return max_write_bytes_; }
     const std::string& provider_name() const { return provider_name_; }
+    DomainStatistics& statistics() { return statistics_; }
 
   private:
     Provider provider_;
     size_t cq_entries_;
     std::atomic<size_t> reserved_entries_{0};
+    DomainStatistics statistics_;
     std::mutex progress_mutex_;
     std::string provider_name_;
     fi_info* info_ = nullptr;
@@ -77,7 +83,7 @@ class Domain {
     size_t tx_entries_ = 0;
     size_t max_write_bytes_ = 0;
 
-    void open(const std::string& host, bool ipv6);
+    void open(const std::string& host);
     void close();
 };
 

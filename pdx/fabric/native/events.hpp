@@ -38,7 +38,11 @@ struct Statistics {
     std::atomic<uint64_t> beats_sent{0}, links_up{0}, links_down{0}, links_fenced{0};
     std::atomic<uint64_t> queue_errors{0}, sleeps{0};
 };
-constexpr size_t kNumStatistics = sizeof(Statistics) / sizeof(std::atomic<uint64_t>);
+
+// Of one domain; in the order of the C ABI.
+struct DomainStatistics {
+    std::atomic<uint64_t> writes_posted{0}, bytes_posted{0}, imms_reaped{0};
+};
 
 // Filled by the worker (and by callers, for what is decided at once), drained by one reader. The descriptor is readable
 // while the queue holds something.

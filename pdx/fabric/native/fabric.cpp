@@ -31,8 +31,8 @@ int open_pidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0
 }  // namespace
 
 Fabric::Fabric(const FabricOptions& options)
-    : domain_(options.provider, options.host, options.ipv6, options.cq_entries),
-      worker_(domain_, ops_, slots_, events_, statistics_, options.worker),
+    : domains_(options.provider, options.hosts, options.cq_entries),
+      worker_(domains_, ops_, slots_, events_, statistics_, options.worker),
       first_tag_(std::random_device{}()) {}
 
 RegionId Fabric::register_region(void* address, uint64_t num_bytes) {
@@ -63,7 +63,7 @@ std::shared_ptr<const Link> Fabric::open_link(RegionId region_id, uint32_t windo
     lock.unlock();
     // Identifiers rise by one, so two tags are equal only a million links apart.
     const auto tag = static_cast<uint32_t>(first_tag_ + id) & kProbeTagMask;
-    auto opened = std::make_shared<Link>(id, domain_, of_region, window, tag);
+    auto opened = std::make_shared<Link>(id, domains_, of_region, window, tag);
     lock.lock();
     links_[id].link = opened;
     worker_.submit({.kind = Command::Kind::kAddLink, .link = id, .new_link = opened});
@@ -81,21 +81,24 @@ std::shared_ptr<const Link> Fabric::link(LinkId id) {
     return find_link(id).link;
 }
 
-void Fabric::connect(LinkId id, const std::vector<char>& name, PeerAddress peer) {
+void Fabric::connect(LinkId id, PeerAddress peer) {
     std::lock_guard lock(mutex_);
     LinkEntry& entry = find_link(id);
     if (entry.connected) throw Error(EISCONN, "link " + std::to_string(id) + " is connected already");
-    if (domain_.provider() == Provider::kShm) {
+    if (domains_.provider() == Provider::kShm) {
         // Within one process the provider shares the region by pointer, and frees it under the peer's feet.
         if (peer.pid == getpid()) throw Error(EINVAL, "shm joins two processes, and this peer is in our own");
         peer.pidfd = open_pidfd(peer.pid);
         if (peer.pidfd < 0 && errno == ESRCH) throw Error(ESRCH, "the peer's process is gone");
-        peer.region_path = shm_region_path(name);
+        peer.region_path = shm_region_path(peer.ends[0].name);
     }
-    peer.fi_addr = domain_.insert_peer(entry.link->endpoint, name.data());
+    for (const Lane& lane : Link::make_lanes(domains_.size(), peer.ends.size())) {
+        peer.lane_addresses.push_back(
+            domains_[lane.own].insert_peer(entry.link->own[lane.own].endpoint, peer.ends[lane.peer].name.data()));
+    }
     entry.connected = true;
     entry.peer_bytes = peer.region_bytes;
-    worker_.submit({.kind = Command::Kind::kConnect, .link = id, .peer = peer});
+    worker_.submit({.kind = Command::Kind::kConnect, .link = id, .peer = std::move(peer)});
 }
 
 // Slots stop counting at once; the endpoint is closed by the worker.
@@ -143,9 +146,9 @@ void Fabric::add_batch(TransferId id, std::unique_ptr<Batch> batch) {
                            batch->dst_pages, batch->page_bytes),
                   link->second.peer_bytes, "the peer's");
     }
-    if (batch->page_bytes > domain_.max_write_bytes()) {
+    if (batch->page_bytes > domains_.max_write_bytes()) {
         throw Error(EMSGSIZE, "a page of " + std::to_string(batch->page_bytes) + " bytes is above the provider's " +
-                                  std::to_string(domain_.max_write_bytes()));
+                                  std::to_string(domains_.max_write_bytes()));
     }
     worker_.submit({.kind = Command::Kind::kAddBatch, .transfer = id, .batch = std::move(batch)});
 }
@@ -172,7 +175,7 @@ void Fabric::expect(LinkId link, uint32_t slot, uint32_t generation, uint64_t at
     find_link(link);
     slots_.expect(link, slot, generation, atoms);
     // A sleeping worker may be polling an shm queue only every 20 ms.
-    if (domain_.cq_fd() < 0) worker_.sleeper().kick();
+    if (domains_.polled()) worker_.sleeper().kick();
 }
 
 void Fabric::retarget(uint32_t slot, uint32_t generation, uint64_t atoms) {

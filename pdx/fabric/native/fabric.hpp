@@ -14,8 +14,7 @@ namespace pdx {
 
 struct FabricOptions {
     Provider provider;
-    std::string host;  // numeric; empty for shm
-    bool ipv6;
+    std::vector<std::string> hosts;  // numeric, a domain on each; one empty one for shm
     size_t cq_entries;
     WorkerOptions worker;
 };
@@ -29,8 +28,8 @@ class Fabric {
 
     std::shared_ptr<const Link> open_link(RegionId region, uint32_t window);
     std::shared_ptr<const Link> link(LinkId id);
-    // `name` is the peer's endpoint address; `peer` lacks what only this side can find out.
-    void connect(LinkId id, const std::vector<char>& name, PeerAddress peer);
+    // `peer` lacks what only this side can find out.
+    void connect(LinkId id, PeerAddress peer);
     void fence(LinkId id);
 
     TransferId open_transfer(LinkId link, uint32_t slot, uint32_t generation);
@@ -46,7 +45,7 @@ class Fabric {
     std::vector<Event> take_events(size_t max);
     int fd() const { return events_.fd(); }
     const Statistics& statistics() const { return statistics_; }
-    const Domain& domain() const { return domain_; }
+    const DomainGroup& domains() const { return domains_; }
     Sleeper& sleeper() { return worker_.sleeper(); }
 
   private:
@@ -60,11 +59,11 @@ class Fabric {
         bool closed = false;  // sealed or cancelled
     };
 
-    // Destroyed from the bottom up: the worker closes the links, the domain follows, then libfabric can hold no op.
+    // Destroyed from the bottom up: the worker closes the links, the domains follow, then libfabric can hold no op.
     Statistics statistics_;
     EventQueue events_;
     OpPool ops_;
-    Domain domain_;
+    DomainGroup domains_;
     SlotTable slots_{events_, statistics_};
     Worker worker_;
 

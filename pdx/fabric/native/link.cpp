@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -21,16 +22,19 @@ Beat Beat::make(uint64_t tick, uint64_t reaped) {
 
 bool Beat::valid() const { return tick != 0 && check == make(tick, reaped).check; }
 
-Link::Link(LinkId link_id, Domain& owner, std::shared_ptr<Region> of_region, uint32_t own_window, uint32_t tag)
-    : id(link_id), domain(owner), region(std::move(of_region)), page(new LinkPage{}), window(own_window),
-      probe_tag(tag) {
-    domain.reserve_queue(queue_entries());
+Link::Link(LinkId link_id, const DomainGroup& domains, std::shared_ptr<Region> of_region, uint32_t own_window,
+           uint32_t tag)
+    : id(link_id), region(std::move(of_region)), page(new LinkPage{}), window(own_window), probe_tag(tag) {
     region->num_links++;
     try {
-        endpoint = domain.open_endpoint();
-        region_mr = domain.register_memory(region->address, region->num_bytes, random_key());
-        page_mr = domain.register_memory(page.get(), sizeof(LinkPage), random_key());
-        name = domain.endpoint_name(endpoint);
+        for (size_t i = 0; i < domains.size(); i++) {
+            domains[i].reserve_queue(queue_entries(domains[i]));
+            OwnEnd& end = own.emplace_back(OwnEnd{.domain = domains[i]});
+            end.endpoint = domains[i].open_endpoint();
+            end.region_mr = domains[i].register_memory(region->address, region->num_bytes, random_key());
+            end.page_mr = domains[i].register_memory(page.get(), sizeof(LinkPage), random_key());
+            end.name = domains[i].endpoint_name(end.endpoint);
+        }
     } catch (...) {
         close();
         release_region();
@@ -44,16 +48,37 @@ Link::~Link() {
     if (peer.pidfd >= 0) ::close(peer.pidfd);
 }
 
+std::vector<Lane> Link::make_lanes(size_t num_own, size_t num_peer) {
+    std::vector<Lane> lanes;
+    for (size_t i = 0; i < std::max(num_own, num_peer); i++) {
+        lanes.push_back({.own = i % num_own, .peer = i % num_peer, .address = FI_ADDR_UNSPEC});
+    }
+    return lanes;
+}
+
+void Link::set_peer(PeerAddress address) {
+    peer = std::move(address);
+    lanes = make_lanes(own.size(), peer.ends.size());
+    for (size_t i = 0; i < lanes.size(); i++) {
+        lanes[i].address = peer.lane_addresses[i];
+        own[lanes[i].own].num_lanes++;
+    }
+}
+
 void Link::close() {
     if (closed) return;
     closed = true;
-    if (endpoint.ep) fi_close(&endpoint.ep->fid);
-    if (region_mr) fi_close(&region_mr->fid);
-    if (page_mr) fi_close(&page_mr->fid);
-    if (endpoint.av) fi_close(&endpoint.av->fid);
-    endpoint = {};
-    region_mr = page_mr = nullptr;
-    domain.release_queue(queue_entries());
+    for (OwnEnd& end : own) {
+        if (end.endpoint.ep) fi_close(&end.endpoint.ep->fid);
+    }
+    for (OwnEnd& end : own) {
+        if (end.region_mr) fi_close(&end.region_mr->fid);
+        if (end.page_mr) fi_close(&end.page_mr->fid);
+        if (end.endpoint.av) fi_close(&end.endpoint.av->fid);
+        end.endpoint = {};
+        end.region_mr = end.page_mr = nullptr;
+        end.domain.release_queue(queue_entries(end.domain));
+    }
 }
 
 void Link::release_region() {
@@ -61,25 +86,42 @@ void Link::release_region() {
     region.reset();
 }
 
-// What the link can have in the completion queue at once: our peer's immediates and our own operations.
-size_t Link::queue_entries() const { return window + domain.tx_entries() + 2 * kReservedTxEntries; }
+// What the link can have in a domain's queue at once: our peer's immediates and our own operations.
+size_t Link::queue_entries(const Domain& domain) const {
+    return window + domain.tx_entries() + 2 * kReservedTxEntries;
+}
 
-bool Link::read_beat() {
+bool Link::read_beat(size_t i) {
     Beat beat;
-    std::memcpy(&beat, &page->beat, sizeof beat);
-    if (!beat.valid() || beat.tick <= peer_tick) return false;
-    peer_tick = beat.tick;
+    std::memcpy(&beat, &page->beats[i], sizeof beat);
+    Lane& lane = lanes[i];
+    if (!beat.valid() || beat.tick <= lane.peer_tick) return false;
+    lane.peer_tick = beat.tick;
     // A peer that claims more than was posted would lift the limit on what may be in flight.
-    if (beat.reaped > peer_reaped && beat.reaped <= posted_imms) peer_reaped = beat.reaped;
+    PeerEnd& end = end_of(lane);
+    if (beat.reaped > end.reaped && beat.reaped <= end.posted_imms) end.reaped = beat.reaped;
     return true;
 }
 
-bool Link::may_write(uint32_t max_in_flight, uint64_t max_bytes) {
-    if (writes_in_flight >= max_in_flight || (writes_in_flight && bytes_in_flight >= max_bytes)) return false;
-    return posted_imms - peer_reaped < peer.window;
+bool Link::read_beats(int64_t now) {
+    bool any = false;
+    for (size_t i = 0; i < lanes.size(); i++) {
+        if (!read_beat(i)) continue;
+        lanes[i].last_life_ns = now;
+        any = true;
+    }
+    return any;
 }
 
-Op* OpPool::take(Link& link, OpKind kind) {
+void Link::note_life(size_t i, int64_t now) {
+    // Of several lanes into one domain, nobody knows which one brought it.
+    if (own[i].num_lanes != 1) return;
+    for (Lane& lane : lanes) {
+        if (lane.own == i) lane.last_life_ns = now;
+    }
+}
+
+Op* OpPool::take(Link& link, size_t lane, OpKind kind) {
     if (free_.empty()) {
         chunks_.emplace_back(new Op[kChunk]);
         for (size_t i = 0; i < kChunk; i++) free_.push_back(&chunks_.back()[i]);
@@ -88,6 +130,7 @@ Op* OpPool::take(Link& link, OpKind kind) {
     free_.pop_back();
     *op = Op{};
     op->link = &link;
+    op->lane = lane;
     op->kind = kind;
     op->live = true;
     op->next = link.first_op;

@@ -23,8 +23,8 @@ std::string seconds(int64_t ns) {
 
 }  // namespace
 
-void Worker::connect(Link& link, const PeerAddress& peer) {
-    link.peer = peer;
+void Worker::connect(Link& link, PeerAddress peer) {
+    link.set_peer(std::move(peer));
     link.state = LinkState::kConnecting;
     link.connect_deadline_ns = now_ns() + options_.connect_timeout_ns;
     num_connecting_++;
@@ -45,7 +45,7 @@ bool Worker::tend_links(int64_t now) {
             link->connect_deadline_ns += forgiven;
             changed |= tend_connecting(*link, now);
         } else if (link->state == LinkState::kUp) {
-            link->last_life_ns += forgiven;
+            for (Lane& lane : link->lanes) lane.last_life_ns += forgiven;
             changed |= tend_up(*link, now, beat_due);
         }
     }
@@ -54,59 +54,70 @@ bool Worker::tend_links(int64_t now) {
 }
 
 bool Worker::tend_connecting(Link& link, int64_t now) {
-    if (!link.probe_posted) {
+    bool completed = true;
+    for (size_t i = 0; i < link.lanes.size(); i++) {
+        Lane& lane = link.lanes[i];
+        completed &= lane.probe_completed;
+        if (lane.probe_posted) continue;
         const uint64_t hello = link.peer.probe_tag;
-        const ssize_t rc = post_small(link, OpKind::kProbe, &hello, sizeof hello, offsetof(LinkPage, probe));
-        link.probe_posted = rc == 0;
+        const size_t offset = offsetof(LinkPage, probes) + i * sizeof hello;
+        const ssize_t rc = post_small(link, lane, OpKind::kProbe, &hello, sizeof hello, offset);
+        lane.probe_posted = rc == 0;
         if (rc && rc != -FI_EAGAIN) {
             const int code = static_cast<int>(-rc);
             link_down(link, code, "the probe cannot be posted: " + describe(code));
             return true;
         }
     }
-    if (link.probe_completed && link.peer_probed) {
+    if (completed && link.probes_read >= link.lanes.size()) {
         link.state = LinkState::kUp;
-        link.last_life_ns = now;
         num_connecting_--;
         statistics_.links_up.fetch_add(1, std::memory_order_relaxed);
         events_.push({.kind = EventKind::kLinkUp, .link = link.id});
-        send_beat(link);
+        for (Lane& lane : link.lanes) {
+            lane.last_life_ns = now;
+            send_beat(link, lane);
+        }
         return true;
     }
     if (now < link.connect_deadline_ns) return false;
     link_down(link, FI_ETIMEDOUT,
-              std::string(link.probe_completed ? "the peer's probe did not arrive" : "our probe did not get through") +
+              std::string(completed ? "the peer's probe did not arrive" : "our probe did not get through") +
                   " within " + seconds(options_.connect_timeout_ns));
     return true;
 }
 
 bool Worker::tend_up(Link& link, int64_t now, bool beat_due) {
-    if (link.read_beat()) link.last_life_ns = now;
-    if (now - link.last_life_ns >= options_.beat_timeout_ns) {
-        link_down(link, FI_ETIMEDOUT, "no beat of the peer for " + seconds(options_.beat_timeout_ns));
-        return true;
+    link.read_beats(now);
+    for (Lane& lane : link.lanes) {
+        if (now - lane.last_life_ns >= options_.beat_timeout_ns) {
+            link_down(link, FI_ETIMEDOUT, "no beat of the peer for " + seconds(options_.beat_timeout_ns));
+            return true;
+        }
+        if (lane.blocked_since_ns && now - lane.blocked_since_ns >= 2 * options_.beat_timeout_ns) {
+            link_down(link, FI_EAGAIN, "no write could be posted for " + seconds(2 * options_.beat_timeout_ns));
+            return true;
+        }
+        if (beat_due || link.beat_owed(link.own[lane.own])) send_beat(link, lane);
     }
-    if (link.blocked_since_ns && now - link.blocked_since_ns >= 2 * options_.beat_timeout_ns) {
-        link_down(link, FI_EAGAIN, "no write could be posted for " + seconds(2 * options_.beat_timeout_ns));
-        return true;
-    }
-    if (beat_due || link.beat_owed()) send_beat(link);
     return false;
 }
 
 // Skipped while earlier ones are stuck: a peer that takes none must not fill the transmit queue.
-void Worker::send_beat(Link& link) {
-    if (link.beats_in_flight >= kMaxBeatsInFlight) return;
-    const Beat beat = Beat::make(link.tick + 1, link.reaped);
-    const ssize_t rc = post_small(link, OpKind::kBeat, &beat, sizeof beat, offsetof(LinkPage, beat));
+void Worker::send_beat(Link& link, Lane& lane) {
+    if (link.state != LinkState::kUp || lane.beats_in_flight >= kMaxBeatsInFlight) return;
+    OwnEnd& end = link.own[lane.own];
+    const Beat beat = Beat::make(lane.tick + 1, end.reaped);
+    const size_t offset = offsetof(LinkPage, beats) + (&lane - link.lanes.data()) * sizeof beat;
+    const ssize_t rc = post_small(link, lane, OpKind::kBeat, &beat, sizeof beat, offset);
     if (rc == -FI_EAGAIN) return;
     if (rc) {
         const int code = static_cast<int>(-rc);
         return link_down(link, code, "a beat cannot be posted: " + describe(code));
     }
-    link.tick++;
-    link.reported_reaped = link.reaped;
-    link.beats_in_flight++;
+    lane.tick++;
+    end.reported_reaped = end.reaped;
+    lane.beats_in_flight++;
     statistics_.beats_sent.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -146,8 +157,9 @@ void Worker::tend_held() {
 int64_t Worker::next_deadline() const {
     int64_t deadline = next_beat_ns_;
     for (const auto& [id, link] : links_) {
-        if (link->state == LinkState::kUp) {
-            deadline = std::min(deadline, link->last_life_ns + options_.beat_timeout_ns);
+        if (link->state != LinkState::kUp) continue;
+        for (const Lane& lane : link->lanes) {
+            deadline = std::min(deadline, lane.last_life_ns + options_.beat_timeout_ns);
         }
     }
     return deadline;

@@ -60,27 +60,25 @@ bool Worker::post_all() {
 bool Worker::post_link(Link& link) {
     if (link.state != LinkState::kUp) return false;
     Transfer& transfer = *link.ready.front();
-    const auto max_in_flight = static_cast<uint32_t>(domain_.tx_entries()) - kReservedTxEntries;
     bool any = false;
+    uint32_t refused = 0;
     for (uint32_t i = 0; i < kPostsPerTurn; i++) {
         Batch* batch = transfer.first_ready();
         if (!batch) break;
-        if (!link.may_write(max_in_flight, kMaxBytesInFlight)) {
-            if (link.posted_imms - link.peer_reaped < link.peer.window || !link.read_beat()) return any;
-            link.last_life_ns = now_ns();
-            continue;
-        }
-        const ssize_t rc = post_write(link, transfer, *batch);
+        Lane* lane = next_lane(link, refused);
+        if (!lane) return any;
+        const ssize_t rc = post_write(link, *lane, transfer, *batch);
         if (rc == -FI_EAGAIN) {
             statistics_.eagain.fetch_add(1, std::memory_order_relaxed);
-            if (!link.blocked_since_ns) link.blocked_since_ns = now_ns();
-            return any;
+            if (!lane->blocked_since_ns) lane->blocked_since_ns = now_ns();
+            refused |= 1u << (lane - link.lanes.data());
+            continue;
         }
         if (rc) {
             link_down(link, static_cast<int>(-rc), "fi_writemsg: " + describe(static_cast<int>(-rc)));
             return true;
         }
-        link.blocked_since_ns = 0;
+        lane->blocked_since_ns = 0;
         any = true;
     }
     transfer.drop_finished();
@@ -95,7 +93,26 @@ bool Worker::post_link(Link& link) {
     return any;
 }
 
-ssize_t Worker::post_write(Link& link, Transfer& transfer, Batch& batch) {
+// The next lane in turn that takes a write now, but those in the set `refused`; null: there is none.
+Lane* Worker::next_lane(Link& link, uint32_t refused) {
+    const auto max_in_flight = static_cast<uint32_t>(domains_.tx_entries()) - kReservedTxEntries;
+    bool out_of_credit = false;
+    for (size_t tries = 0; tries < link.lanes.size(); tries++) {
+        Lane& lane = link.lanes[link.next_lane];
+        link.next_lane = (link.next_lane + 1) % link.lanes.size();
+        const bool full = lane.bytes_in_flight >= kMaxBytesInFlight ||
+                          link.own[lane.own].writes_in_flight >= max_in_flight;
+        if (full || refused >> (&lane - link.lanes.data()) & 1) continue;
+        if (link.has_credit(lane)) return &lane;
+        out_of_credit = true;
+    }
+    if (out_of_credit && link.read_beats(now_ns())) return next_lane(link, refused);
+    return nullptr;
+}
+
+ssize_t Worker::post_write(Link& link, Lane& lane, Transfer& transfer, Batch& batch) {
+    OwnEnd& end = link.own[lane.own];
+    PeerEnd& peer = link.end_of(lane);
     Batch::Cursor next = batch.cursor;
     batch.next_write(shape_, next, pieces_);
     iovec local[kIovCapacity];
@@ -106,20 +123,20 @@ ssize_t Worker::post_write(Link& link, Transfer& transfer, Batch& batch) {
     for (size_t i = 0; i < pieces_.size(); i++) {
         const Piece& piece = pieces_[i];
         local[i] = {link.region->address + piece.src_offset, piece.num_bytes};
-        remote[i] = {link.peer.region_base + piece.dst_offset, piece.num_bytes, link.peer.region_key};
-        descriptors[i] = fi_mr_desc(link.region_mr);
+        remote[i] = {peer.region_base + piece.dst_offset, piece.num_bytes, peer.region_key};
+        descriptors[i] = fi_mr_desc(end.region_mr);
         imm.atoms += piece.atoms;
         num_bytes += piece.num_bytes;
     }
-    Op* op = ops_.take(link, OpKind::kWrite);
+    Op* op = ops_.take(link, &lane - link.lanes.data(), OpKind::kWrite);
     op->transfer = &transfer;
     op->atoms = imm.atoms;
     op->num_bytes = num_bytes;
-    const fi_msg_rma message{local, descriptors, pieces_.size(), link.peer.fi_addr, remote, pieces_.size(), op,
+    const fi_msg_rma message{local, descriptors, pieces_.size(), lane.address, remote, pieces_.size(), op,
                              imm.encode()};
     // Before the call, which over TCP is the sending itself.
     const int64_t first_post_ns = transfer.first_post_ns ? transfer.first_post_ns : now_ns();
-    const ssize_t rc = fi_writemsg(link.endpoint.ep, &message, FI_COMPLETION | FI_REMOTE_CQ_DATA);
+    const ssize_t rc = fi_writemsg(end.endpoint.ep, &message, FI_COMPLETION | FI_REMOTE_CQ_DATA);
     if (rc) {
         ops_.give_back(op);
         return rc;
@@ -128,13 +145,16 @@ ssize_t Worker::post_write(Link& link, Transfer& transfer, Batch& batch) {
     batch.cursor = next;
     transfer.posted_atoms += imm.atoms;
     transfer.in_flight++;
-    link.posted_imms++;
+    peer.posted_imms++;
+    end.writes_in_flight++;
     link.writes_in_flight++;
-    link.bytes_in_flight += num_bytes;
+    lane.bytes_in_flight += num_bytes;
     writes_in_flight_++;
     statistics_.writes_posted.fetch_add(1, std::memory_order_relaxed);
     statistics_.bytes_posted.fetch_add(num_bytes, std::memory_order_relaxed);
     statistics_.atoms_posted.fetch_add(imm.atoms, std::memory_order_relaxed);
+    end.domain.statistics().writes_posted.fetch_add(1, std::memory_order_relaxed);
+    end.domain.statistics().bytes_posted.fetch_add(num_bytes, std::memory_order_relaxed);
     return 0;
 }
 
@@ -143,17 +163,24 @@ ssize_t Worker::post_write(Link& link, Transfer& transfer, Batch& batch) {
 // Over shm a beat carries the probe's immediate as well. Without one, libfabric 1.17 lets the writer's own process copy
 // into the target (seen with strace), which no closed endpoint at the target stops: a beat then hit freed memory. With
 // an immediate it goes through the target's queue, as the pages do, and ends at its fence.
-ssize_t Worker::post_small(Link& link, OpKind kind, const void* data, size_t num_bytes, uint64_t page_offset) {
+ssize_t Worker::post_small(Link& link, Lane& lane, OpKind kind, const void* data, size_t num_bytes,
+                           uint64_t page_offset) {
+    OwnEnd& end = link.own[lane.own];
+    if (end.small_in_flight == kReservedTxEntries) return -FI_EAGAIN;
+    const PeerEnd& peer = link.end_of(lane);
     iovec local{const_cast<void*>(data), num_bytes};
-    fi_rma_iov remote{link.peer.page_base + page_offset, num_bytes, link.peer.page_key};
+    fi_rma_iov remote{peer.page_base + page_offset, num_bytes, peer.page_key};
     void* descriptor = nullptr;
-    Op* op = ops_.take(link, kind);
-    const bool tagged = kind == OpKind::kProbe || domain_.provider() == Provider::kShm;
+    Op* op = ops_.take(link, &lane - link.lanes.data(), kind);
+    const bool tagged = kind == OpKind::kProbe || domains_.provider() == Provider::kShm;
     const uint64_t flags = FI_COMPLETION | FI_INJECT | (tagged ? FI_REMOTE_CQ_DATA : 0);
-    const fi_msg_rma message{&local, &descriptor, 1, link.peer.fi_addr, &remote, 1, op,
-                             tagged ? link.peer.probe_tag : 0};
-    const ssize_t rc = fi_writemsg(link.endpoint.ep, &message, flags);
-    if (rc) ops_.give_back(op);
+    const fi_msg_rma message{&local, &descriptor, 1, lane.address, &remote, 1, op, tagged ? link.peer.probe_tag : 0};
+    const ssize_t rc = fi_writemsg(end.endpoint.ep, &message, flags);
+    if (rc) {
+        ops_.give_back(op);
+    } else {
+        end.small_in_flight++;
+    }
     return rc;
 }
 

@@ -1,7 +1,6 @@
 #include "sleeper.hpp"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -12,8 +11,10 @@
 
 namespace pdx {
 
-Sleeper::Sleeper(int cq_fd)
-    : cq_fd_(cq_fd), command_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), wakeups_fd_(epoll_create1(EPOLL_CLOEXEC)) {
+Sleeper::Sleeper(const std::vector<int>& cq_fds)
+    : command_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), wakeups_fd_(epoll_create1(EPOLL_CLOEXEC)) {
+    waited_ = {{command_fd_, POLLIN, 0}, {wakeups_fd_, POLLIN, 0}};
+    for (const int fd : cq_fds) waited_.push_back({fd, POLLIN, 0});
     if (command_fd_ >= 0 && wakeups_fd_ >= 0) return;
     const int code = errno;
     if (command_fd_ >= 0) ::close(command_fd_);
@@ -59,17 +60,15 @@ void Sleeper::kick() {
 }
 
 void Sleeper::sleep(int64_t timeout_ns, bool on_wakeups) {
-    pollfd fds[3] = {{command_fd_, POLLIN, 0},
-                     {on_wakeups ? wakeups_fd_ : -1, POLLIN, 0},
-                     {cq_fd_, POLLIN, 0}};
+    waited_[1].fd = on_wakeups ? wakeups_fd_ : -1;
     const timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-    const int count = ppoll(fds, 3, &timeout, nullptr);
+    const int count = ppoll(waited_.data(), waited_.size(), &timeout, nullptr);
     call_off();
     if (count <= 0) return;
     eventfd_t ignored;
-    if (fds[0].revents) eventfd_read(command_fd_, &ignored);
+    if (waited_[0].revents) eventfd_read(command_fd_, &ignored);
     epoll_event edges[16];
-    if (fds[1].revents) epoll_wait(wakeups_fd_, edges, 16, 0);
+    if (waited_[1].revents) epoll_wait(wakeups_fd_, edges, 16, 0);
 }
 
 }  // namespace pdx

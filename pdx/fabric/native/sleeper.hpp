@@ -1,17 +1,20 @@
-// How the worker sleeps and who may wake it: callers with a command, the completion queue's descriptor (where there is
-// one), and, while a batch is armed, the ranks' eventfds.
+// How the worker sleeps and who may wake it: callers with a command, the completion queues' descriptors (where there are
+// any), and, while a batch is armed, the ranks' eventfds.
 #pragma once
+
+#include <poll.h>
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace pdx {
 
 class Sleeper {
   public:
-    explicit Sleeper(int cq_fd);
+    explicit Sleeper(const std::vector<int>& cq_fds);
     ~Sleeper();
     Sleeper(const Sleeper&) = delete;
     Sleeper& operator=(const Sleeper&) = delete;
@@ -30,7 +33,6 @@ class Sleeper {
     void sleep(int64_t timeout_ns, bool on_wakeups);
 
   private:
-    int cq_fd_;
     int command_fd_;
     // The ranks' eventfds, edge triggered: several fabrics may watch one of them, so nobody may drain it.
     int wakeups_fd_;
@@ -38,6 +40,7 @@ class Sleeper {
     std::multimap<int, int> duplicates_;
     std::atomic<uint32_t> num_wakeups_{0};
     std::atomic<bool> asleep_{false};
+    std::vector<pollfd> waited_;  // worker: commands, wake-ups, queues
 };
 
 }  // namespace pdx

@@ -40,15 +40,19 @@ void remove_one(std::vector<T>& items, const T& item) {
     if (found != items.end()) items.erase(found);
 }
 
+WriteShape make_shape(const DomainGroup& domains) {
+    const uint64_t limit = domains.max_write_bytes();
+    // A run of neighbours is cut into as many writes as there are domains to share it.
+    return {std::min(domains.iov_limit(), kMaxPieces), std::min<uint64_t>(kMergeBytes / domains.size(), limit),
+            std::min<uint64_t>(kGatherBytes, limit)};
+}
+
 }  // namespace
 
-Worker::Worker(Domain& domain, OpPool& ops, SlotTable& slots, EventQueue& events, Statistics& statistics,
+Worker::Worker(const DomainGroup& domains, OpPool& ops, SlotTable& slots, EventQueue& events, Statistics& statistics,
                const WorkerOptions& options)
-    : domain_(domain), ops_(ops), slots_(slots), events_(events), statistics_(statistics), options_(options),
-      shape_{std::min(domain.iov_limit(), kMaxPieces),
-             std::min<uint64_t>(kMergeBytes, domain.max_write_bytes()),
-             std::min<uint64_t>(kGatherBytes, domain.max_write_bytes())},
-      sleeper_(domain.cq_fd()) {
+    : domains_(domains), ops_(ops), slots_(slots), events_(events), statistics_(statistics), options_(options),
+      shape_(make_shape(domains)), sleeper_(domains.cq_fds()) {
     // Signals belong to the program's own threads.
     sigset_t all, before;
     sigfillset(&all);
@@ -97,7 +101,7 @@ void Worker::run() {
         bool active = run_commands();
         active |= look_at_words();
         active |= post_all();
-        active |= read_queue();
+        active |= read_queues();
         active |= tend_links(now);
         if (active) {
             last_active_ns_ = now;
@@ -129,7 +133,7 @@ void Worker::run_command(Command& command) {
             links_[command.link] = std::move(command.new_link);
             return;
         case Command::Kind::kConnect:
-            if (link != links_.end()) connect(*link->second, command.peer);
+            if (link != links_.end()) connect(*link->second, std::move(command.peer));
             return;
         case Command::Kind::kFence:
             if (link != links_.end()) fence(command.link);
@@ -209,7 +213,7 @@ void Worker::settle(Transfer& transfer) {
 
 void Worker::fence(LinkId id) {
     const std::shared_ptr<Link> link = links_.at(id);
-    const bool pulled_from = domain_.provider() == Provider::kShm && link->writes_in_flight > 0;
+    const bool pulled_from = domains_.provider() == Provider::kShm && link->writes_in_flight > 0;
     for (const Op* op = link->first_op; op; op = op->next) {
         if (op->kind != OpKind::kWrite) continue;
         op->transfer->failed_atoms += op->atoms;
@@ -254,7 +258,7 @@ void Worker::idle(int64_t now) {
     if (busy && now - last_active_ns_ < options_.spin_ns) return spin();
     int64_t timeout = next_deadline() - now;
     if (!posting_.empty() || num_connecting_) timeout = std::min(timeout, kBlockedNapNs);
-    const bool polled = domain_.cq_fd() < 0;
+    const bool polled = domains_.polled();
     if ((polled && busy) || (!armed_.empty() && !sleeper_.has_wakeups())) {
         timeout = std::min(timeout, nap_ns_);
         nap_ns_ = std::min(2 * nap_ns_, kLastNapNs);
@@ -263,7 +267,7 @@ void Worker::idle(int64_t now) {
     if (timeout <= 0) return;
     sleeper_.announce();
     if (has_commands_.load(std::memory_order_seq_cst) || stop_.load(std::memory_order_seq_cst) ||
-        (!polled && !domain_.may_wait())) {
+        !domains_.may_wait()) {
         return sleeper_.call_off();
     }
     statistics_.sleeps.fetch_add(1, std::memory_order_relaxed);

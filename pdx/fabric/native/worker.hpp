@@ -1,4 +1,4 @@
-// The thread that owns a domain: it reads the completion queue, looks at progress words, posts what is due, beats, and
+// The thread that owns a group of domains: it reads their completion queues, looks at progress words, posts what is due, beats, and
 // ends links. It never waits for one link, takes no lock but the command list's and the slots', and runs no Python.
 #pragma once
 
@@ -38,7 +38,7 @@ struct Command {
 
 class Worker {
   public:
-    Worker(Domain& domain, OpPool& ops, SlotTable& slots, EventQueue& events, Statistics& statistics,
+    Worker(const DomainGroup& domains, OpPool& ops, SlotTable& slots, EventQueue& events, Statistics& statistics,
            const WorkerOptions& options);
     ~Worker();  // stops the thread and closes all links
     Worker(const Worker&) = delete;
@@ -49,7 +49,7 @@ class Worker {
     Sleeper& sleeper() { return sleeper_; }
 
   private:
-    Domain& domain_;
+    const DomainGroup& domains_;
     OpPool& ops_;
     SlotTable& slots_;
     EventQueue& events_;
@@ -97,22 +97,24 @@ class Worker {
     bool look_at_words();
     bool post_all();
     bool post_link(Link& link);
-    ssize_t post_write(Link& link, Transfer& transfer, Batch& batch);
-    ssize_t post_small(Link& link, OpKind kind, const void* data, size_t num_bytes, uint64_t page_offset);
+    Lane* next_lane(Link& link, uint32_t refused);
+    ssize_t post_write(Link& link, Lane& lane, Transfer& transfer, Batch& batch);
+    ssize_t post_small(Link& link, Lane& lane, OpKind kind, const void* data, size_t num_bytes, uint64_t page_offset);
 
     // completion.cpp
-    bool read_queue();
+    bool read_queues();
+    bool read_queue(size_t domain);
     void on_imm(uint32_t data);
-    void credit_imms();
-    void on_error();
+    void credit_imms(size_t domain);
+    void on_error(size_t domain);
     void on_complete(Op* op, int code, const std::string& reason);
 
     // liveness.cpp
-    void connect(Link& link, const PeerAddress& peer);
+    void connect(Link& link, PeerAddress peer);
     bool tend_links(int64_t now);
     bool tend_connecting(Link& link, int64_t now);
     bool tend_up(Link& link, int64_t now, bool beat_due);
-    void send_beat(Link& link);
+    void send_beat(Link& link, Lane& lane);
     void link_down(Link& link, int code, const std::string& reason);
     void announce_fenced(Link& link);
     void tend_held();

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pdx.errors import FabricError
 from pdx.fabric import descriptor as descriptors
-from pdx.fabric.descriptor import LinkAddress
+from pdx.fabric.checks import check_batch, check_unsigned, check_word_address
+from pdx.fabric.descriptor import LinkAddress, LinkEnd
 from pdx.fabric.interface import (
+    MAX_DOMAINS,
+    DomainStatistics,
     FabricEvent,
     FabricOptions,
     FabricStatistics,
@@ -24,7 +24,7 @@ from pdx.fabric.interface import (
     Provider,
     TransferDone,
 )
-from pdx.fabric.simulated.link import Link, Region
+from pdx.fabric.simulated.link import Link, OwnEnd, Region
 from pdx.fabric.simulated.network import SimulatedNetwork
 from pdx.fabric.simulated.nodes import Endpoint
 from pdx.fabric.simulated.transfer import Batch, Transfer
@@ -34,13 +34,12 @@ __all__ = ["SimulatedFabric"]
 
 #: Completion queue entries of a link beside its window.
 _ENTRIES_PER_LINK = 288
-_UINT64 = (1 << 64) - 1
 
 
 @dataclass(slots=True)
 class _OpenLink:
     link: Link
-    endpoint: Endpoint
+    endpoints: list[Endpoint]
     key: int
     peer: LinkAddress | None = None
 
@@ -60,6 +59,7 @@ class SimulatedFabric:
         network: the room.
         node: the process it belongs to; a kill hits all fabrics of the node.
         provider: whose behaviour is simulated.
+        num_domains: addresses that it has (tcp).
     """
 
     def __init__(
@@ -68,14 +68,17 @@ class SimulatedFabric:
         node: str,
         *,
         provider: Provider = "tcp",
+        num_domains: int = 1,
         options: FabricOptions | None = None,
     ) -> None:
+        assert 1 <= num_domains <= (MAX_DOMAINS if provider == "tcp" else 1)
         options = options or FabricOptions()
         self._network = network
         self._provider = provider
+        self._num_domains = num_domains
         self._node = network.node(node)
         self._entries_left = self._queue_entries = options.queue_entries
-        self._worker = Worker(network, self._node, provider, options, self._tell)
+        self._worker = Worker(network, self._node, provider, num_domains, options, self._tell)
         self._node.workers.append(self._worker)
         self._regions: dict[int, Region] = {}
         self._links: dict[int, _OpenLink] = {}
@@ -110,8 +113,8 @@ class SimulatedFabric:
     def register(self, address: int, num_bytes: int) -> int:
         """See :meth:`Fabric.register`."""
         self._check_open()
-        _check_unsigned("address", address)
-        _check_unsigned("num_bytes", num_bytes)
+        check_unsigned("address", address)
+        check_unsigned("num_bytes", num_bytes)
         if not address or not num_bytes:
             raise FabricError("a region needs an address and at least one byte", code=errno.EINVAL)
         self._network.memory.view(address, num_bytes)
@@ -143,30 +146,40 @@ class SimulatedFabric:
         self._entries_left -= window + _ENTRIES_PER_LINK
         of_region.num_links += 1
         tag = self._network.take_key() & 0xFFFFF
-        link = Link(self._take_id(), of_region, window, tag)
-        endpoint = self._network.add_endpoint(self._node, self._provider, self._worker, link)
-        self._links[link.id] = _OpenLink(link, endpoint, self._network.take_key())
+        own = [OwnEnd() for _ in range(self._num_domains)]
+        link = Link(self._take_id(), of_region, window, tag, own)
+        endpoints = [
+            self._network.add_endpoint(self._node, self._provider, self._worker, link, domain)
+            for domain in range(self._num_domains)
+        ]
+        self._links[link.id] = _OpenLink(link, endpoints, self._network.take_key())
         self._last_link = link.id
-        self._worker.submit(partial(self._worker.add_link, link, endpoint))
+        self._worker.submit(partial(self._worker.add_link, link, endpoints))
         return link.id
 
     def descriptor(self, link: int) -> bytes:
         """See :meth:`Fabric.descriptor`."""
         opened = self._link(link)
         region = opened.link.region
-        return descriptors.encode(
-            LinkAddress(
-                provider=self._provider,
+        ends = (
+            LinkEnd(
                 region_base=region.address,
-                region_bytes=region.num_bytes,
                 region_key=opened.key,
                 page_base=0,
                 page_key=0,
+                name=endpoint.name,
+            )
+            for endpoint in opened.endpoints
+        )
+        return descriptors.encode(
+            LinkAddress(
+                provider=self._provider,
+                region_bytes=region.num_bytes,
                 pid_namespace=0,
                 window=opened.link.window,
                 probe_tag=opened.link.probe_tag,
                 pid=self._node.pid,
-                name=opened.endpoint.name,
+                ends=tuple(ends),
             )
         )
 
@@ -181,7 +194,7 @@ class SimulatedFabric:
         if self._provider == "shm":
             if peer.pid == self._node.pid:
                 raise FabricError("shm joins two processes, and this peer is in our own")
-            if self._network.owner(peer.name) is None:
+            if self._network.owner(peer.ends[0].name) is None:
                 raise FabricError("the peer's process is gone", code=errno.ESRCH)
         opened.peer = peer
         self._worker.submit(partial(self._worker.connect, link, peer))
@@ -213,9 +226,8 @@ class SimulatedFabric:
 
     def arm(self, transfer: int, batch: PageBatch, *, word_address: int, first_value: int) -> None:
         """See :meth:`Fabric.arm`."""
-        if word_address <= 0 or word_address % 8:
-            raise FabricError(f"a progress word at {word_address:#x} is not 8-byte aligned memory")
-        _check_unsigned("first_value", first_value)
+        check_word_address(word_address)
+        check_unsigned("first_value", first_value)
         self._network.memory.load_word(word_address)
         self._add(transfer, batch, word_address, first_value)
 
@@ -230,14 +242,14 @@ class SimulatedFabric:
     def expect(self, link: int, slot: int, generation: int, atoms: int) -> None:
         """See :meth:`Fabric.expect`."""
         self._worker.slots.check(slot, generation)
-        _check_unsigned("atoms", atoms)
+        check_unsigned("atoms", atoms)
         self._link(link)
         self._worker.slots.expect(link, slot, generation, atoms)
 
     def retarget(self, slot: int, generation: int, atoms: int) -> None:
         """See :meth:`Fabric.retarget`."""
         self._check_pair(slot, generation)
-        _check_unsigned("atoms", atoms)
+        check_unsigned("atoms", atoms)
         self._worker.slots.retarget(slot, generation, atoms)
 
     def count(self, slot: int, generation: int) -> int:
@@ -280,6 +292,15 @@ class SimulatedFabric:
         names = [field.name for field in fields(FabricStatistics)]
         return FabricStatistics(**{name: counters.get(name, 0) for name in names})
 
+    def domain_statistics(self) -> tuple[DomainStatistics, ...]:
+        """See :meth:`Fabric.domain_statistics`."""
+        self._check_open()
+        names = [field.name for field in fields(DomainStatistics)]
+        return tuple(
+            DomainStatistics(**{name: counters.get(name, 0) for name in names})
+            for counters in self._worker.domain_counters
+        )
+
     def close(self) -> None:
         """See :meth:`Fabric.close`."""
         if self._closed:
@@ -294,7 +315,7 @@ class SimulatedFabric:
 
     def _add(self, transfer: int, batch: PageBatch, word: int | None, first_value: int) -> None:
         self._check_open()
-        _check_batch(batch)
+        check_batch(batch)
         opened = self._transfers.get(transfer)
         if opened is None or opened.closed:
             raise FabricError(f"transfer {transfer} takes no more batches", code=errno.ENOENT)
@@ -356,31 +377,6 @@ class SimulatedFabric:
     def _check_open(self) -> None:
         if self._closed:
             raise FabricError("the fabric is closed")
-
-
-def _check_batch(batch: PageBatch) -> None:
-    for pages in (batch.src_pages, batch.dst_pages):
-        _check_pages(pages)
-    if len(batch.src_pages) != len(batch.dst_pages):
-        raise FabricError(
-            f"{len(batch.src_pages)} source pages do not match {len(batch.dst_pages)} target pages"
-        )
-    if batch.page_bytes <= 0 or batch.num_layers < 0:
-        raise FabricError("a batch needs page_bytes above 0 and no negative number of layers")
-    for name in ("src_offset", "dst_offset", "src_layer_stride", "dst_layer_stride"):
-        _check_unsigned(name, getattr(batch, name))
-    for name in ("src_page_stride", "dst_page_stride"):
-        _check_unsigned(name, getattr(batch, name) or 0)
-
-
-def _check_pages(pages: NDArray[np.uint32]) -> None:
-    if pages.ndim != 1 or pages.dtype != np.uint32:
-        raise FabricError(f"page indices are a {pages.ndim}-d array of {pages.dtype}, not uint32")
-
-
-def _check_unsigned(name: str, value: int) -> None:
-    if not 0 <= value <= _UINT64:
-        raise FabricError(f"{name} is {value}, which is not an unsigned 64-bit number")
 
 
 def _ends(batch: PageBatch) -> tuple[int, int]:

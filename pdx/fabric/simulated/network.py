@@ -86,9 +86,11 @@ class SimulatedNetwork:
         """
         self._clock.call_at(self.now_ns() + delay_ns, partial(self._run_in, node, callback))
 
-    def add_endpoint(self, node: Node, provider: Provider, worker: Worker, link: Link) -> Endpoint:
+    def add_endpoint(
+        self, node: Node, provider: Provider, worker: Worker, link: Link, domain: int
+    ) -> Endpoint:
         """A place on the network, open at once."""
-        endpoint = Endpoint(f"sim-{self.take_id()}".encode(), node, provider, worker, link)
+        endpoint = Endpoint(f"sim-{self.take_id()}".encode(), node, provider, worker, link, domain)
         self._endpoints[endpoint.name] = endpoint
         node.endpoints.append(endpoint)
         return endpoint
@@ -109,8 +111,7 @@ class SimulatedNetwork:
         """Take an operation. False: refused for the moment."""
         if self._rng.random() < self.conditions.refusal_rate:
             return False
-        assert source.link.peer is not None
-        target = self._endpoints.get(source.link.peer.name)
+        target = self._endpoints.get(source.link.peer_ends[operation.lane.peer].name)
         if target is None or source.broken:
             if source.provider == "tcp":
                 error = partial(source.worker.on_complete, operation, errno.ECONNRESET)
@@ -141,7 +142,7 @@ class SimulatedNetwork:
         for flight in list(endpoint.inbound):
             self._lose(flight)
             # The writer hears of some at once, and of the rest from what it posts next.
-            heard = endpoint.provider == "tcp" and not self._path(flight.source, endpoint).cut
+            heard = endpoint.provider == "tcp" and not self._is_cut(flight)
             if heard and self._choose(None):
                 flight.code = flight.code or errno.ECONNRESET
                 self._report_later(flight)
@@ -192,9 +193,15 @@ class SimulatedNetwork:
         for callback in backlog:
             self.defer(node, self._draw(self.conditions.worker_ns), callback)
 
-    def cut(self, source: str, target: str) -> None:
-        """Nothing gets from source to target until mend(); what is on its way waits."""
-        self._paths.setdefault((source, target), Path()).cut = True
+    def cut(self, source: str, target: str, *, domain: int | None = None) -> None:
+        """Nothing gets from source (from one of its domains) to target until mend(); what is on
+        its way waits.
+        """
+        path = self._paths.setdefault((source, target), Path())
+        if domain is None:
+            path.cut = True
+        else:
+            path.cut_domains.add(domain)
 
     def partition(self, one: str, other: str) -> None:
         """Cut both ways."""
@@ -206,6 +213,7 @@ class SimulatedNetwork:
         for ends in ((one, other), (other, one)):
             path = self._paths.setdefault(ends, Path())
             path.cut = False
+            path.cut_domains.clear()
             held, path.held = path.held, []
             for flight in held:
                 self._clock.call_at(self._landing_ns(flight), partial(self._land, flight))
@@ -264,9 +272,8 @@ class SimulatedNetwork:
         if flight.lost:
             return
         source, target = flight.source, flight.target
-        path = self._path(source, target)
-        if path.cut:
-            path.held.append(flight)
+        if self._is_cut(flight):
+            self._path(source, target).held.append(flight)
             return
         if target.node.paused_at_ns is not None:
             target.node.backlog.append(partial(self._land, flight))
@@ -322,11 +329,12 @@ class SimulatedNetwork:
         if operation.kind is OpKind.WRITE:
             if target.provider == "shm":
                 self._report_later(flight)
-            target.worker.on_imm(target.link, operation.imm)
+            target.worker.on_imm(target.link, target.domain, operation.imm)
         elif operation.kind is OpKind.PROBE:
-            target.worker.on_probe(target.link, operation.imm)
+            target.worker.on_probe(target.link, operation.lane.index, operation.imm)
         else:
-            target.worker.on_beat(target.link, operation.tick, operation.reaped)
+            lane = operation.lane.index
+            target.worker.on_beat(target.link, lane, operation.tick, operation.reaped)
 
     def _report_later(self, flight: Flight) -> None:
         lossy = flight.operation.kind is OpKind.WRITE
@@ -360,11 +368,15 @@ class SimulatedNetwork:
         found = []
         for name, peer_name in ((one, other), (other, one)):
             for endpoint in self.node(name).endpoints:
-                peer = endpoint.link.peer
-                owner = None if peer is None else self.owner(peer.name)
-                if endpoint.provider == "tcp" and owner and owner.name == peer_name:
+                owners = [self.owner(end.name) for end in endpoint.link.peer_ends]
+                joined = any(owner and owner.name == peer_name for owner in owners)
+                if endpoint.provider == "tcp" and joined:
                     found.append(endpoint)
         return found
+
+    def _is_cut(self, flight: Flight) -> bool:
+        path = self._path(flight.source, flight.target)
+        return path.cut or flight.source.domain in path.cut_domains
 
     def _path(self, source: Endpoint, target: Endpoint) -> Path:
         return self._paths.setdefault((source.node.name, target.node.name), Path())

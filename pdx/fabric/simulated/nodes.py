@@ -46,13 +46,15 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One link's place on the network."""
+    """One link's place on the network in one domain."""
 
     name: bytes
     node: Node
     provider: Provider
     worker: Worker
     link: Link
+    #: Which of its fabric's.
+    domain: int
     closed: bool = False
     #: Its connection was reset for good: nothing more gets through it.
     broken: bool = False
@@ -81,6 +83,8 @@ class Path:
     """From one node to another."""
 
     cut: bool = False
+    #: Domains of the source from which nothing gets through.
+    cut_domains: set[int] = field(default_factory=set)
     slowness: float = 1.0
     busy_until_ns: float = 0.0
     held: list[Flight] = field(default_factory=list)

@@ -23,9 +23,10 @@ from pdx.fabric.interface import (
     Surplus,
 )
 from pdx.fabric.simulated.imm import Imm
-from pdx.fabric.simulated.link import Link, LinkState, Operation, OpKind
+from pdx.fabric.simulated.link import Lane, Link, LinkState, Operation, OpKind
 from pdx.fabric.simulated.slots import SlotTable
 from pdx.fabric.simulated.transfer import Batch, Transfer, Write
+from pdx.fabric.simulated.words import WordWatch
 
 if TYPE_CHECKING:
     from pdx.fabric.simulated.network import SimulatedNetwork
@@ -46,6 +47,7 @@ class Worker:
         network: SimulatedNetwork,
         node: Node,
         provider: Provider,
+        num_domains: int,
         options: FabricOptions,
         tell: Callable[[FabricEvent], None],
     ) -> None:
@@ -58,10 +60,11 @@ class Worker:
         self._connect_timeout_ns = round(options.connect_timeout_s * 1e9)
         self.slots = SlotTable(network.imm_layout, self._tell)
         self.counters: dict[str, int] = {}
+        self.domain_counters: list[dict[str, int]] = [{} for _ in range(num_domains)]
         self._links: dict[int, Link] = {}
-        self._endpoints: dict[int, Endpoint] = {}
+        self._endpoints: dict[int, list[Endpoint]] = {}
         self._transfers: dict[int, Transfer] = {}
-        self._watched: dict[int, set[int]] = {}
+        self._words = WordWatch(network.memory, self.kick)
         self._posting: dict[int, Link] = {}
         self._commands: list[Callable[[], None]] = []
         self._turn_due = False
@@ -85,8 +88,7 @@ class Worker:
         """Close every endpoint and run no more."""
         self._stopped = True
         self._commands.clear()
-        for transfer in self._transfers:
-            self._rewatch(transfer, set())
+        self._words.stop()
         self._network.close_all(self._node, self)
         self._links.clear()
         self._endpoints.clear()
@@ -104,20 +106,21 @@ class Worker:
 
     # ---- commands -------------------------------------------------------------------------------
 
-    def add_link(self, link: Link, endpoint: Endpoint) -> None:
-        """A link was opened."""
+    def add_link(self, link: Link, endpoints: list[Endpoint]) -> None:
+        """A link was opened, with an endpoint in each domain."""
         self._links[link.id] = link
-        self._endpoints[link.id] = endpoint
+        self._endpoints[link.id] = endpoints
 
     def connect(self, link_id: int, peer: LinkAddress) -> None:
         """Probe the peer, and wait for its probe."""
         link = self._links.get(link_id)
         if link is None:
             return
-        link.peer = peer
+        link.set_peer(peer)
         link.state = LinkState.CONNECTING
         self._after(self._connect_timeout_ns, partial(self._give_up, link))
-        self._post_probe(link)
+        for lane in link.lanes:
+            self._post_probe(link, lane)
 
     def open_transfer(self, transfer: Transfer) -> None:
         """A transfer begins."""
@@ -135,7 +138,7 @@ class Worker:
         transfer = self._transfers.get(transfer_id)
         if transfer is not None:
             transfer.add(batch)
-            self._rewatch(transfer_id, transfer.words)
+            self._words.watch(transfer_id, transfer.words)
             self._enqueue(transfer)
 
     def seal(self, transfer_id: int) -> None:
@@ -153,7 +156,7 @@ class Worker:
             self._settle(transfer)
 
     def fence(self, link_id: int) -> None:
-        """Close the endpoint: what is in flight is cut, and the link is forgotten."""
+        """Close the endpoints: what is in flight is cut, and the link is forgotten."""
         link = self._links.pop(link_id, None)
         if link is None:
             return
@@ -164,7 +167,8 @@ class Worker:
             operation.link = None
             if operation.transfer is not None and operation.write is not None:
                 cut.setdefault(operation.transfer.id, []).append(operation.write)
-        self._network.close(self._endpoints.pop(link_id))
+        for endpoint in self._endpoints.pop(link_id):
+            self._network.close(endpoint)
         for transfer in list(link.transfers.values()):
             transfer.cut(cut.get(transfer.id, []), errno.ECANCELED)
             self._settle(transfer)
@@ -172,7 +176,7 @@ class Worker:
         if pulled_from and link.peer is not None:
             # A stopped peer pulls when it wakes up.
             gone = partial(self._after, 0, partial(self._announce_fenced, link))
-            self._network.when_gone(link.peer.name, gone)
+            self._network.when_gone(link.peer_ends[0].name, gone)
         else:
             self._announce_fenced(link)
 
@@ -184,23 +188,13 @@ class Worker:
     # ---- writing --------------------------------------------------------------------------------
 
     def _look_at_words(self) -> None:
-        for transfer_id, words in list(self._watched.items()):
+        for transfer_id, words in self._words.waiting():
             transfer = self._transfers[transfer_id]
-            for word in sorted(words):
-                value = self._network.memory.load_word(word)
+            for word, value in words:
                 transfer.look(word, value, self._network.now_ns())
-            self._rewatch(transfer_id, transfer.words)
+            self._words.watch(transfer_id, transfer.words)
             self._enqueue(transfer)
             self._settle(transfer)
-
-    def _rewatch(self, transfer_id: int, words: set[int]) -> None:
-        before = self._watched.pop(transfer_id, set())
-        if words:
-            self._watched[transfer_id] = words
-        for word in sorted(before - words):
-            self._network.memory.unwatch_word(word, self.kick)
-        for word in sorted(words - before):
-            self._network.memory.watch_word(word, self.kick)
 
     def _enqueue(self, transfer: Transfer) -> None:
         link = self._links[transfer.link]
@@ -210,43 +204,54 @@ class Worker:
 
     def _post_link(self, link: Link) -> None:
         """Post in turns of a few writes for each transfer, as far as credit goes."""
+        refused: set[int] = set()
         while link.ready and link.state is LinkState.UP:
             transfer = link.ready[0]
             for _ in range(_POSTS_PER_TURN):
                 batch = transfer.first_ready()
                 if batch is None:
                     break
-                if not link.may_write() or not self._post_write(link, transfer, batch):
+                lane = link.take_lane(refused)
+                if lane is None:
                     return
+                if not self._post_write(link, lane, transfer, batch):
+                    refused.add(lane.index)
             link.ready.popleft()
             self._enqueue(transfer)
             self._settle(transfer)
         if not link.ready:
             self._posting.pop(link.id, None)
 
-    def _post_write(self, link: Link, transfer: Transfer, batch: Batch) -> bool:
+    def _post(self, operation: Operation) -> bool:
+        assert operation.link is not None
+        endpoint = self._endpoints[operation.link.id][operation.lane.own]
+        if not self._network.post(endpoint, operation):
+            return False
+        operation.link.took(operation)
+        return True
+
+    def _post_write(self, link: Link, lane: Lane, transfer: Transfer, batch: Batch) -> bool:
         write, position = batch.next_write(self._network.write_shape)
         imm = Imm(slot=transfer.slot, generation=transfer.generation, atoms=write.atoms)
-        operation = Operation(
-            OpKind.WRITE, link, write, transfer, self._network.imm_layout.encode(imm)
-        )
+        data = self._network.imm_layout.encode(imm)
         now_ns = self._network.now_ns()
-        if not self._network.post(self._endpoints[link.id], operation):
+        if not self._post(Operation(OpKind.WRITE, link, lane, write, transfer, data)):
             self._count("eagain")
-            if link.blocked_since_ns is None:
-                link.blocked_since_ns = now_ns
-            if now_ns - link.blocked_since_ns >= 2 * self._beat_timeout_ns:
+            if lane.blocked_since_ns is None:
+                lane.blocked_since_ns = now_ns
+            if now_ns - lane.blocked_since_ns >= 2 * self._beat_timeout_ns:
                 self._link_down(link, errno.EAGAIN, "no write could be posted in time")
             else:
                 self._after(_BLOCKED_NAP_NS, self.kick)
             return False
-        link.blocked_since_ns = None
-        link.took(operation)
+        lane.blocked_since_ns = None
         batch.advance(position)
         transfer.posted(write, now_ns)
         self._count("writes_posted")
         self._count("bytes_posted", write.num_bytes)
         self._count("atoms_posted", write.atoms)
+        self._count_in(lane.own, "writes_posted")
+        self._count_in(lane.own, "bytes_posted", write.num_bytes)
         return True
 
     def _settle(self, transfer: Transfer) -> None:
@@ -256,7 +261,7 @@ class Worker:
             link.ready.remove(transfer)
         done = transfer.drained()
         if done is not None:
-            self._rewatch(transfer.id, set())
+            self._words.watch(transfer.id, set())
             del self._transfers[transfer.id]
             if link is not None:
                 del link.transfers[transfer.id]
@@ -273,11 +278,12 @@ class Worker:
             self._count("late_completions")
             return
         link.gave_back(operation)
-        link.blocked_since_ns = None
+        lane = operation.lane
+        lane.blocked_since_ns = None
         if operation.kind is OpKind.BEAT:
-            link.beats_in_flight -= 1
+            lane.beats_in_flight -= 1
         elif operation.kind is OpKind.PROBE:
-            link.probe_completed = code == 0
+            lane.probe_completed = code == 0
             self._try_up(link)
         else:
             assert operation.transfer is not None
@@ -290,28 +296,30 @@ class Worker:
         else:
             self._post_link(link)
 
-    def on_imm(self, link: Link, data: int) -> None:
+    def on_imm(self, link: Link, domain: int, data: int) -> None:
         """A write of the peer has landed, and its immediate is here."""
+        now_ns = self._network.now_ns()
         imm = self._network.imm_layout.decode(data)
         self._count("imms_reaped")
-        if self.slots.credit(imm, self._network.now_ns()):
+        self._count_in(domain, "imms_reaped")
+        if self.slots.credit(imm, now_ns):
             self._count("atoms_reaped", imm.atoms)
         else:
             self._count("stale_imms")
-        link.reaped += 1
-        link.last_life_ns = self._network.now_ns()
-        if link.beat_owed and link.state is LinkState.UP:
-            self._send_beat(link)
+        link.on_imm(domain, now_ns)
+        for lane in link.lanes:
+            if lane.own == domain and link.beat_owed(domain) and link.state is LinkState.UP:
+                self._send_beat(link, lane)
 
-    def on_probe(self, link: Link, tag: int) -> None:
+    def on_probe(self, link: Link, lane: int, tag: int) -> None:
         """The peer's probe landed."""
         if tag == link.probe_tag:
-            link.peer_probed = True
+            link.on_probe(lane)
             self._try_up(link)
 
-    def on_beat(self, link: Link, tick: int, reaped: int) -> None:
+    def on_beat(self, link: Link, lane: int, tick: int, reaped: int) -> None:
         """A beat of the peer landed."""
-        if link.on_beat(tick, reaped, self._network.now_ns()):
+        if link.on_beat(lane, tick, reaped, self._network.now_ns()):
             self._post_link(link)
 
     # ---- liveness -------------------------------------------------------------------------------
@@ -320,29 +328,28 @@ class Worker:
         """This process was stopped so long: the silence was ours, and peers get the time back."""
         if gap_ns > 2 * self._beat_interval_ns:
             for link in self._links.values():
-                link.last_life_ns += gap_ns
+                for lane in link.lanes:
+                    lane.last_life_ns += gap_ns
 
-    def _post_probe(self, link: Link) -> None:
+    def _post_probe(self, link: Link, lane: Lane) -> None:
         assert link.peer is not None
         if link.state is not LinkState.CONNECTING:
             return
-        operation = Operation(OpKind.PROBE, link, imm=link.peer.probe_tag)
-        if self._network.post(self._endpoints[link.id], operation):
-            link.took(operation)
-        else:
-            self._after(_BLOCKED_NAP_NS, partial(self._post_probe, link))
+        if not self._post(Operation(OpKind.PROBE, link, lane, imm=link.peer.probe_tag)):
+            self._after(_BLOCKED_NAP_NS, partial(self._post_probe, link, lane))
 
     def _try_up(self, link: Link) -> None:
         if link.state is not LinkState.CONNECTING:
             return
-        if not link.probe_completed or not link.peer_probed:
+        if not all(lane.probe_completed and lane.peer_probed for lane in link.lanes):
             return
         link.state = LinkState.UP
-        link.last_life_ns = self._network.now_ns()
         self._count("links_up")
         self._tell(LinkUp(link=link.id))
-        self._send_beat(link)
-        self._after(self._beat_timeout_ns, partial(self._watch_life, link))
+        for lane in link.lanes:
+            lane.last_life_ns = self._network.now_ns()
+            self._send_beat(link, lane)
+            self._after(self._beat_timeout_ns, partial(self._watch_life, link, lane))
         if not self._beating:
             self._beating = True
             self._after(self._beat_interval_ns, self._beat)
@@ -352,7 +359,7 @@ class Worker:
         if link.state is LinkState.CONNECTING:
             what = (
                 "the peer's probe did not arrive"
-                if link.probe_completed
+                if all(lane.probe_completed for lane in link.lanes)
                 else "our probe did not get through"
             )
             seconds = self._connect_timeout_ns / 1e9
@@ -364,26 +371,27 @@ class Worker:
         if up:
             self._after(self._beat_interval_ns, self._beat)
         for link in up:
-            self._send_beat(link)
+            for lane in link.lanes:
+                self._send_beat(link, lane)
 
-    def _send_beat(self, link: Link) -> None:
+    def _send_beat(self, link: Link, lane: Lane) -> None:
         # Skipped while earlier ones are stuck: a peer that takes none must not fill the queue.
-        if link.beats_in_flight >= _MAX_BEATS_IN_FLIGHT:
+        if lane.beats_in_flight >= _MAX_BEATS_IN_FLIGHT:
             return
-        operation = Operation(OpKind.BEAT, link, tick=link.tick + 1, reaped=link.reaped)
-        if self._network.post(self._endpoints[link.id], operation):
-            link.took(operation)
-            link.tick += 1
-            link.reported_reaped = link.reaped
-            link.beats_in_flight += 1
+        end = link.own[lane.own]
+        beat = Operation(OpKind.BEAT, link, lane, tick=lane.tick + 1, reaped=end.reaped)
+        if self._post(beat):
+            lane.tick += 1
+            end.reported_reaped = end.reaped
+            lane.beats_in_flight += 1
             self._count("beats_sent")
 
-    def _watch_life(self, link: Link) -> None:
+    def _watch_life(self, link: Link, lane: Lane) -> None:
         if link.state is not LinkState.UP:
             return
-        left_ns = link.last_life_ns + self._beat_timeout_ns - self._network.now_ns()
+        left_ns = lane.last_life_ns + self._beat_timeout_ns - self._network.now_ns()
         if left_ns > 0:
-            self._after(left_ns, partial(self._watch_life, link))
+            self._after(left_ns, partial(self._watch_life, link, lane))
             return
         seconds = self._beat_timeout_ns / 1e9
         self._link_down(link, errno.ETIMEDOUT, f"no beat of the peer for {seconds:.1f} s")
@@ -401,7 +409,7 @@ class Worker:
         self._tell(LinkDown(link=link.id, code=code, reason=reason))
         for transfer in list(link.transfers.values()):
             transfer.fail(code)
-            self._rewatch(transfer.id, set())
+            self._words.watch(transfer.id, set())
             self._settle(transfer)
 
     def _after(self, delay_ns: int, callback: Callable[[], None]) -> None:
@@ -413,6 +421,10 @@ class Worker:
 
     def _count(self, name: str, number: int = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + number
+
+    def _count_in(self, domain: int, name: str, number: int = 1) -> None:
+        counters = self.domain_counters[domain]
+        counters[name] = counters.get(name, 0) + number
 
     def _tell(self, event: FabricEvent) -> None:
         if isinstance(event, Surplus):

@@ -1,4 +1,7 @@
-"""One suite for every fabric: what the interface promises, on real libfabric and in simulation."""
+"""One suite for every fabric: what the interface promises, on real libfabric and in simulation.
+
+With several domains a side the whole of it is slow; test_domains.py has what matters most.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ from tests.fabric.pairs import Pair
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["tcp", "shm", "simulated-tcp", "simulated-shm"])
+_SYSTEMS = ["tcp", "shm", "simulated-tcp", "simulated-shm"]
+_GROUPS = [pytest.param(name, marks=pytest.mark.slow) for name in ("tcp-2x2", "simulated-tcp-2x2")]
+
+
+@pytest.fixture(params=[*_SYSTEMS, *_GROUPS])
 def system(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen
@@ -23,21 +30,30 @@ def system(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def provider(system: str) -> Provider:
     """Whose behaviour to expect."""
-    if not system.startswith("simulated"):
-        assert system in available_providers()
-    return "tcp" if system.endswith("tcp") else "shm"
+    chosen: Provider = "shm" if system.endswith("shm") else "tcp"
+    assert system.startswith("simulated") or chosen in available_providers()
+    return chosen
 
 
 @pytest.fixture
-def make_pair(system: str, provider: Provider, seed: int) -> Iterator[Callable[..., Any]]:
+def domains(system: str) -> tuple[int, int]:
+    """How many the two sides have."""
+    return (2, 2) if system.endswith("2x2") else (1, 1)
+
+
+@pytest.fixture
+def make_pair(
+    system: str, provider: Provider, domains: tuple[int, int], seed: int
+) -> Iterator[Callable[..., Any]]:
     """``make_pair(num_bytes, **options)``."""
     made: list[Pair | SimulatedPair] = []
 
     def make(num_bytes: int = MIB, **options: Any) -> Pair | SimulatedPair:
+        how = (provider, num_bytes, FabricOptions(**options))
         if system.startswith("simulated"):
-            made.append(SimulatedPair(seed, provider, num_bytes, FabricOptions(**options)))
+            made.append(SimulatedPair(seed, *how, domains=domains))
         else:
-            made.append(Pair(provider, num_bytes, FabricOptions(**options)))
+            made.append(Pair(*how, domains))
         return made[-1]
 
     yield make

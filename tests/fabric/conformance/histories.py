@@ -82,8 +82,9 @@ class World:
             provider,
             NUM_BYTES,
             FabricOptions(beat_interval_s=0.05, beat_timeout_s=0.4, connect_timeout_s=1.0),
+            domains=(1 + seed % 3, 1 + seed // 3 % 3) if provider == "tcp" else (1, 1),
             # Slow enough for fences to find something in flight.
-            Conditions(refusal_rate=0.05, wire_ns=(2_000, 2_000_000)),
+            conditions=Conditions(refusal_rate=0.05, wire_ns=(2_000, 2_000_000)),
             imm_layout=LAYOUT,
             write_shape=WriteShape(max_atoms=5, max_pieces=2),
         )

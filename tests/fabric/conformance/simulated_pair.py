@@ -28,11 +28,14 @@ class SimulatedSide:
         provider: Provider,
         num_bytes: int,
         options: FabricOptions | None = None,
+        num_domains: int = 1,
     ) -> None:
         self.name = name
         self.killed = False
         self.memory = np.zeros(num_bytes, np.uint8)
-        self.fabric = SimulatedFabric(network, name, provider=provider, options=options)
+        self.fabric = SimulatedFabric(
+            network, name, provider=provider, num_domains=num_domains, options=options
+        )
         self.address = network.memory.map(self.memory)
         self.word_address = network.memory.map(bytearray(8))
         self.region = self.fabric.register(self.address, num_bytes)
@@ -107,6 +110,9 @@ class SimulatedSide:
     def statistics(self) -> Any:
         return self.fabric.statistics()
 
+    def domain_statistics(self) -> Any:
+        return self.fabric.domain_statistics()
+
     def kill(self) -> None:
         self.killed = True
         self._network.kill(self.name)
@@ -131,6 +137,7 @@ class SimulatedPair:
         num_bytes: int,
         options: FabricOptions,
         conditions: Conditions | None = None,
+        domains: tuple[int, int] = (1, 1),
         **room: Any,
     ) -> None:
         self.clock = VirtualClock()
@@ -139,6 +146,7 @@ class SimulatedPair:
         )
         self._made = (provider, num_bytes)
         self._options = options
+        self._domains = domains
         self._all: list[SimulatedSide] = []
         self.here = self.another()
         self.there = self.another()
@@ -146,7 +154,8 @@ class SimulatedPair:
     def another(self, **options: Any) -> SimulatedSide:
         chosen = FabricOptions(**options) if options else self._options
         name = f"node-{len(self._all)}"
-        side = SimulatedSide(self.network, self.clock, name, *self._made, chosen)
+        num_domains = self._domains[min(len(self._all), 1)]
+        side = SimulatedSide(self.network, self.clock, name, *self._made, chosen, num_domains)
         self._all.append(side)
         return side
 
