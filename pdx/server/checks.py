@@ -28,6 +28,7 @@ from pdx.server.sampling import SamplingDefaults, sampling_of_choices
 from pdx.text.chat_template import ChatTemplate
 from pdx.text.reasoning import THINK_START
 from pdx.text.tokenizer import Tokenizer
+from pdx.text.tool_calls import CallForm
 
 __all__ = ["Job", "Prompt", "ReadingOptions", "RequestChecker"]
 
@@ -70,8 +71,8 @@ class ReadingOptions:
     split_reasoning: bool = False
     #: The prompt has begun the reasoning already.
     is_reasoning_open: bool = False
-    #: Tool calls are looked for.
-    find_tool_calls: bool = False
+    #: The form in which tool calls are looked for; None: they are not.
+    call_form: CallForm | None = None
     #: At most one of them is told.
     one_tool_call: bool = False
 
@@ -149,7 +150,7 @@ class RequestChecker:
             with_logprobs=bool(body.logprobs),
             split_reasoning=template.tags_reasoning,
             is_reasoning_open=text.rstrip().endswith(THINK_START),
-            find_tool_calls=bool(tools) and template.tags_tool_calls,
+            call_form=template.call_form if tools else None,
             one_tool_call=body.parallel_tool_calls is False,
         )
         return Job(prompts=[Prompt(token_ids=token_ids, samplings=samplings)], reading=reading)
@@ -331,7 +332,7 @@ class RequestChecker:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _reading(self, body: GenerateBody, **options: bool) -> ReadingOptions:
+    def _reading(self, body: GenerateBody, **options: Any) -> ReadingOptions:
         stop = body.stop or ()
         return ReadingOptions(
             stops=(stop,) if isinstance(stop, str) else tuple(stop),

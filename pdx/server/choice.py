@@ -16,7 +16,7 @@ from pdx.server.deltas import Delta, EndReason, TokenScore
 from pdx.text.reasoning import ReasoningSplitter
 from pdx.text.stop_strings import StopStrings
 from pdx.text.tokenizer import Tokenizer
-from pdx.text.tool_calls import ToolCall, ToolCallFinder
+from pdx.text.tool_calls import ToolCall, call_finder
 
 __all__ = ["ChoiceReader"]
 
@@ -44,7 +44,7 @@ class ChoiceReader:
             if reading.split_reasoning
             else None
         )
-        self._calls = ToolCallFinder() if reading.find_tool_calls else None
+        self._calls = None if reading.call_form is None else call_finder(reading.call_form)
         self._num_calls = 0
         self._must_echo = reading.echo
         #: Characters decoded so far, the echoed prompt's among them.

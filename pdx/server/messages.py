@@ -43,9 +43,11 @@ def checked_tools(
         if not isinstance(function.get("name"), str) or not function["name"]:
             raise InvalidRequest(f"tools[{idx}].function.name must be a string", param="tools")
     if choice not in (None, "none", "auto"):
-        shown = choice if isinstance(choice, str) else "a named tool"
+        shown = choice if isinstance(choice, str) else "of a named tool"
         raise InvalidRequest(
-            f'tool_choice {shown[:80]} is not served; send "auto" or "none"', param="tool_choice"
+            f"tool_choice {shown[:80]} is not served: nothing here can make the model call a tool "
+            'or write valid arguments; send "auto" or "none"',
+            param="tool_choice",
         )
     if not tools or choice == "none":
         return ()

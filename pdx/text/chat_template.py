@@ -22,7 +22,7 @@ import jinja2.sandbox
 
 from pdx.errors import CheckpointError, InvalidRequest
 from pdx.text.reasoning import THINK_END
-from pdx.text.tool_calls import CALL_START
+from pdx.text.tool_calls import call_form_of
 
 __all__ = ["ChatTemplate", "flatten_content"]
 
@@ -67,8 +67,8 @@ class ChatTemplate:
         both = source + tool_source
         #: Tools can be shown to the model.
         self.takes_tools = "tools" in tool_source
-        #: The model is told to answer with tagged tool calls (see ``pdx.text.tool_calls``).
-        self.tags_tool_calls = CALL_START in both
+        #: How the model writes tool calls; None: in no way that is known here.
+        self.call_form = call_form_of(both)
         #: The model thinks between tags (see ``pdx.text.reasoning``).
         self.tags_reasoning = THINK_END in both
         self._knows_calls = "tool_calls" in both

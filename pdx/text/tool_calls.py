@@ -1,21 +1,32 @@
-"""Finds tool calls in a model's text: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``,
-as Hermes and Qwen models write them.
+"""Finds tool calls in a model's text, in the form in which its chat template has them written:
 
-Owned by whoever serves one output. A call goes out when it is complete. What looks like a call and
-is none stays text.
+- ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen;
+- ``{"name": ..., "parameters": {...}}`` and nothing else, several apart by ``;``: Llama 3;
+- DeepSeek's tags around each call and around all of them, with the arguments in a block of Markdown
+  (V3, R1) or without (V3.1).
+
+Owned by whoever serves one output. A call goes out when it is complete, Llama's at the end. What
+looks like a call and is none stays text.
 """
 
 from __future__ import annotations
 
+import enum
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, assert_never
 
 from pdx.text.partial_match import partial_len
 
-__all__ = ["CALL_END", "CALL_START", "ToolCall", "ToolCallFinder"]
+__all__ = ["CallFinder", "CallForm", "ToolCall", "call_finder", "call_form_of"]
 
-CALL_START = "<tool_call>"
-CALL_END = "</tool_call>"
+_CALL_START, _CALL_END = "<tool_call>", "</tool_call>"
+_PYTHON_TAG = "<|python_tag|>"
+_BLOCK_START, _BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_ONE_START, _ONE_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_SEPARATOR = "<｜tool▁sep｜>"
+_FENCE = "```"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +38,82 @@ class ToolCall:
     arguments: str
 
 
-class ToolCallFinder:
-    """One output. White space in front of a call, and after the last one, goes to neither."""
+class CallForm(enum.Enum):
+    """How a model writes its calls."""
+
+    TAGGED = enum.auto()
+    BARE = enum.auto()
+    DEEPSEEK = enum.auto()
+
+
+class CallFinder(Protocol):
+    """Of one output."""
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that this piece completes."""
+
+    def flush(self) -> tuple[str, list[ToolCall]]:
+        """What was held back, at the end of the output."""
+
+
+def call_form_of(template: str) -> CallForm | None:
+    """The form that a chat template's source teaches; None: none that is known here."""
+    if _CALL_START in template and "<function=" not in template:  # Qwen3-Coder's are XML inside
+        return CallForm.TAGGED
+    if _BLOCK_START in template:
+        return CallForm.DEEPSEEK
+    if '"parameters": dictionary of argument name' in template:
+        return CallForm.BARE
+    return None
+
+
+def call_finder(form: CallForm) -> CallFinder:
+    """A fresh finder for one output."""
+    match form:
+        case CallForm.TAGGED:
+            return TaggedCallFinder(_CALL_START, _CALL_END, _parse_tagged)
+        case CallForm.DEEPSEEK:
+            return TaggedCallFinder(_BLOCK_START, _BLOCK_END, _parse_deepseek)
+        case CallForm.BARE:
+            return BareCallFinder()
+    assert_never(form)
+
+
+class BareCallFinder:
+    """For models whose whole answer is a call, or several: what begins like one is held back."""
 
     def __init__(self) -> None:
+        self._held = ""
+        #: None: nothing but white space has come.
+        self._may_be_call: bool | None = None
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        """See CallFinder."""
+        self._held += text
+        if self._may_be_call is None:
+            begin = self._held.lstrip()
+            if not _PYTHON_TAG.startswith(begin):
+                self._may_be_call = begin.startswith(("{", _PYTHON_TAG))
+        if self._may_be_call is not False:
+            return "", []
+        words, self._held = self._held, ""
+        return words, []
+
+    def flush(self) -> tuple[str, list[ToolCall]]:
+        """See CallFinder."""
+        calls = _parse_bare(self._held.strip().removeprefix(_PYTHON_TAG))
+        return ("", calls) if calls else (self._held, [])
+
+
+class TaggedCallFinder:
+    """Calls between two tags. White space in front of a call, and after the last one, goes to
+    neither.
+    """
+
+    def __init__(self, start: str, end: str, parse: Callable[[str], list[ToolCall]]) -> None:
+        self._start = start
+        self._end = end
+        self._parse = parse
         #: Text that may be the start of a tag; inside a call, its body so far.
         self._held = ""
         #: White space in front of the call that is being read.
@@ -45,14 +128,14 @@ class ToolCallFinder:
         calls: list[ToolCall] = []
         while text:
             if self._is_inside:
-                body, tag, text = text.partition(CALL_END)
+                body, tag, text = text.partition(self._end)
                 if not tag:
                     self._held = body
                     break
                 self._is_inside = False
-                self._add(_parse(body), body + CALL_END, words, calls)
+                self._add(self._parse(body), body + self._end, words, calls)
             else:
-                before, tag, text = text.partition(CALL_START)
+                before, tag, text = text.partition(self._start)
                 self._is_inside = bool(tag)
                 self._hold_end(before, words)
         return "".join(words), calls
@@ -65,12 +148,12 @@ class ToolCallFinder:
             return "" if self._has_called and held.isspace() else held, []
         words: list[str] = []
         calls: list[ToolCall] = []
-        self._add(_parse(held), held, words, calls)
+        self._add(self._parse(held), held, words, calls)
         return "".join(words), calls
 
     def _hold_end(self, before: str, words: list[str]) -> None:
         """Keep back the white space in front of a call, or of what may become one."""
-        cut = len(before) if self._is_inside else len(before) - partial_len(before, (CALL_START,))
+        cut = len(before) if self._is_inside else len(before) - partial_len(before, (self._start,))
         cut = len(before[:cut].rstrip())
         words.append(before[:cut])
         if self._is_inside:
@@ -79,30 +162,75 @@ class ToolCallFinder:
             self._held = before[cut:]
 
     def _add(
-        self, call: ToolCall | None, raw: str, words: list[str], calls: list[ToolCall]
+        self, found: list[ToolCall], raw: str, words: list[str], calls: list[ToolCall]
     ) -> None:
-        if call is None:
-            words.append(self._gap + CALL_START + raw)
-        else:
+        if found:
             self._has_called = True
-            calls.append(call)
+            calls += found
+        else:
+            words.append(self._gap + self._start + raw)
 
 
-def _parse(body: str) -> ToolCall | None:
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+def _parse_tagged(body: str) -> list[ToolCall]:
+    call = _as_call(_json(body))
+    return [] if call is None else [call]
+
+
+def _parse_bare(text: str) -> list[ToolCall]:
+    """Objects one after the other; none of them is a call where one is not."""
+    decoder = json.JSONDecoder()
+    calls = []
+    while text:
+        try:
+            found, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError):
+            return []
+        call = _as_call(found)
+        # Without arguments it is some other object that has a name.
+        if call is None or found.keys().isdisjoint({"parameters", "arguments"}):
+            return []
+        calls.append(call)
+        text = text[end:].lstrip("; \r\n\t")
+    return calls
+
+
+def _parse_deepseek(body: str) -> list[ToolCall]:
+    before, *parts = body.split(_ONE_START)
+    calls = [_as_deepseek_call(part.strip().removesuffix(_ONE_END)) for part in parts]
+    found = [call for call in calls if call is not None]
+    return found if len(found) == len(calls) and not before.strip() else []
+
+
+def _as_deepseek_call(part: str) -> ToolCall | None:
+    """``function SEPARATOR name, a fenced block``, or ``name SEPARATOR arguments``."""
+    name, _, arguments = part.partition(_SEPARATOR)
+    if _FENCE in arguments:
+        name, _, arguments = arguments.partition(_FENCE)
+        arguments = arguments.removeprefix("json").rpartition(_FENCE)[0]
+    return _as_call({"name": name.strip(), "arguments": _json(arguments)})
+
+
+def _as_call(call: Any) -> ToolCall | None:
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return None
     arguments = call.get("arguments", call.get("parameters"))
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+        arguments = _json(arguments)
+        if arguments is _NO_JSON:
             return None
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
         return None
     return ToolCall(name=call["name"], arguments=json.dumps(arguments, ensure_ascii=False))
+
+
+#: Told apart from null.
+_NO_JSON = object()
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _NO_JSON

@@ -8,6 +8,7 @@ import pytest
 
 from pdx.errors import CheckpointError, InvalidRequest
 from pdx.text.chat_template import ChatTemplate
+from pdx.text.tool_calls import CallForm
 
 CHATML = (
     "{% for message in messages %}"
@@ -108,9 +109,9 @@ def test_tools_use_their_own_template_where_there_is_one(tmp_path: Path) -> None
     assert template is not None
     assert template.render(USER, tools=tools) == "f <tool_call>"
     assert template.render(USER) == template.render(USER, tools=[]) == "plain"
-    assert (template.takes_tools, template.tags_tool_calls) == (True, True)
+    assert (template.takes_tools, template.call_form) == (True, CallForm.TAGGED)
     plain = ChatTemplate(CHATML, {})
-    assert not (plain.takes_tools or plain.tags_tool_calls or plain.tags_reasoning)
+    assert not (plain.takes_tools or plain.call_form or plain.tags_reasoning)
 
 
 def test_own_variables_of_a_template_are_set_by_name() -> None:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdx.text.tool_calls import ToolCall, ToolCallFinder
+from pdx.text.tool_calls import CallForm, ToolCall, call_finder, call_form_of
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ä", "b": [1]}}\n</tool_call>'
 FOUND = ToolCall(name="f", arguments='{"a": "ä", "b": [1]}')
 
 
-def find(pieces: list[str]) -> tuple[str, list[ToolCall]]:
-    finder = ToolCallFinder()
+def find(pieces: list[str], form: CallForm = CallForm.TAGGED) -> tuple[str, list[ToolCall]]:
+    finder = call_finder(form)
     parts = [*map(finder.push, pieces), finder.flush()]
     return "".join(part[0] for part in parts), [call for part in parts for call in part[1]]
 
@@ -69,8 +69,96 @@ def test_result_does_not_depend_on_the_pieces(pieces: list[str]) -> None:
 
 
 def test_words_before_a_call_go_out_at_once() -> None:
-    finder = ToolCallFinder()
+    finder = call_finder(CallForm.TAGGED)
     assert finder.push("Wait. <tool") == ("Wait.", [])
     assert finder.push('_call>{"name": "f"}') == ("", [])
     words, [call] = finder.push("</tool_call>")
     assert (words, call.name, json.loads(call.arguments)) == ("", "f", {})
+
+
+#: As Llama 3.1 to 3.3 write calls, and what they teach.
+LLAMA = '{"name": "f", "parameters": {"a": "ä", "b": [1]}}'
+LLAMA_TEMPLATE = (
+    'Respond in the format {"name": function name, "parameters": dictionary of argument name and '
+    "its value}."
+)
+#: As DeepSeek's V3 and R1 write calls, and V3.1.
+V3_CALL = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"a": "ä", "b": [1]}\n```<｜tool▁call▁end｜>'
+)
+V31_CALL = '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "ä", "b": [1]}<｜tool▁call▁end｜>'
+START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "calls"),
+    [
+        (LLAMA, "", [FOUND]),
+        (f"\n\n{LLAMA}\n", "", [FOUND]),
+        (f"<|python_tag|>{LLAMA}", "", [FOUND]),
+        (f"{LLAMA}; {LLAMA}", "", [FOUND, FOUND]),
+        (LLAMA.replace("parameters", "arguments"), "", [FOUND]),
+        (f"I call {LLAMA}", f"I call {LLAMA}", []),
+        (f"{LLAMA} now", f"{LLAMA} now", []),
+        ('{"name": "Bonn", "people": 3}', '{"name": "Bonn", "people": 3}', []),
+        ('{"name": "f", "parameters": 5}', '{"name": "f", "parameters": 5}', []),
+        ("{broken", "{broken", []),
+        (" <|pyth", " <|pyth", []),
+        ("  ", "  ", []),
+        ("", "", []),
+    ],
+)
+def test_calls_of_llama_are_the_whole_answer(text: str, words: str, calls: list[ToolCall]) -> None:
+    assert find([text], CallForm.BARE) == (words, calls)
+    assert find(list(text), CallForm.BARE) == (words, calls)
+
+
+def test_llamas_words_go_out_as_they_come() -> None:
+    finder = call_finder(CallForm.BARE)
+    assert finder.push(" The") == (" The", [])
+    assert finder.push(' {"name"') == (' {"name"', [])
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "calls"),
+    [
+        (START + V3_CALL + END, "", [FOUND]),
+        (f"Wait.\n\n{START}{V3_CALL}\n{V3_CALL}{END}", "Wait.", [FOUND, FOUND]),
+        (START + V31_CALL + V31_CALL + END, "", [FOUND, FOUND]),
+        (START + V31_CALL, "", [FOUND]),
+        (START + V31_CALL.removesuffix("<｜tool▁call▁end｜>"), "", [FOUND]),
+        *(
+            (text, text, [])
+            for text in (
+                START + END,
+                START + "f" + END,
+                START + V31_CALL.replace("}", "") + END,
+                START + V31_CALL.replace("f<", "<", 1) + END,
+                START + "so: " + V31_CALL + END,
+                "no call: <｜tool",
+            )
+        ),
+    ],
+)
+def test_calls_of_deepseek_are_found_in_any_pieces(
+    text: str, words: str, calls: list[ToolCall]
+) -> None:
+    assert find([text], CallForm.DEEPSEEK) == (words, calls)
+    assert find(list(text), CallForm.DEEPSEEK) == (words, calls)
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("within <tool_call></tool_call> XML tags", CallForm.TAGGED),
+        ("<tool_call>\n<function=name>\n<parameter=a>", None),
+        (LLAMA_TEMPLATE, CallForm.BARE),
+        ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name}}", CallForm.DEEPSEEK),
+        ("{{ messages }}", None),
+    ],
+)
+def test_the_form_is_the_one_that_the_template_teaches(
+    template: str, form: CallForm | None
+) -> None:
+    assert call_form_of(template) is form
