@@ -205,7 +205,7 @@ class FabricStatistics:
     #: Immediates whose (slot, generation) was not armed: dropped.
     stale_imms: int
     surplus_slots: int
-    #: Immediates that belong to no open link: their credit is not given back.
+    #: Immediates that belong to no open link: their credit goes back with their sender's next beat.
     unowned_imms: int
     beats_sent: int
     links_up: int

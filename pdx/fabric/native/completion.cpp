@@ -29,9 +29,11 @@ bool Worker::read_queues() {
 
 bool Worker::read_queue(size_t domain) {
     bool any = false;
+    bool emptied = false;
     fi_cq_data_entry entries[kQueueEntries];
-    for (int i = 0; i < kReadsPerTurn; i++) {
+    for (int i = 0; i < kReadsPerTurn && !emptied; i++) {
         const ssize_t n = domains_[domain].read_queue(entries, kQueueEntries);
+        emptied = n == -FI_EAGAIN || (n > 0 && n < static_cast<ssize_t>(kQueueEntries));
         if (n == -FI_EAGAIN) break;
         any = true;
         if (n == -FI_EAVAIL) {
@@ -50,8 +52,8 @@ bool Worker::read_queue(size_t domain) {
             }
         }
         credit_imms(domain);
-        if (n < static_cast<ssize_t>(kQueueEntries)) break;
     }
+    if (emptied && strays_[domain]) credit_strays(domain);
     return any;
 }
 
@@ -80,12 +82,20 @@ void Worker::credit_imms(size_t domain) {
         }
         if (!link) {
             statistics_.unowned_imms.fetch_add(1, std::memory_order_relaxed);
+            strays_[domain]++;
             continue;
         }
         link->own[domain].reaped++;
         link->note_life(domain, now);
     }
     imms_.clear();
+}
+
+// Immediates of a pair that nobody armed do not say over which link they came; their sender's beats do.
+void Worker::credit_strays(size_t domain) {
+    for (auto& [id, link] : links_) {
+        if (link->state == LinkState::kUp) strays_[domain] -= link->take_strays(domain, strays_[domain]);
+    }
 }
 
 void Worker::on_error(size_t domain) {

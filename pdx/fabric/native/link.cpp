@@ -16,11 +16,12 @@ uint64_t random_key() {
 
 }  // namespace
 
-Beat Beat::make(uint64_t tick, uint64_t reaped) {
-    return {tick, reaped, ~tick * 0x9E3779B97F4A7C15ull ^ reaped * 0xC2B2AE3D27D4EB4Full};
+Beat Beat::make(uint64_t tick, uint64_t reaped, uint64_t posted) {
+    return {tick, reaped, posted,
+            ~tick * 0x9E3779B97F4A7C15ull ^ reaped * 0xC2B2AE3D27D4EB4Full ^ posted * 0x165667B19E3779F9ull};
 }
 
-bool Beat::valid() const { return tick != 0 && check == make(tick, reaped).check; }
+bool Beat::valid() const { return tick != 0 && check == make(tick, reaped, posted).check; }
 
 Link::Link(LinkId link_id, const DomainGroup& domains, std::shared_ptr<Region> of_region, uint32_t own_window,
            uint32_t tag)
@@ -97,6 +98,7 @@ bool Link::read_beat(size_t i) {
     Lane& lane = lanes[i];
     if (!beat.valid() || beat.tick <= lane.peer_tick) return false;
     lane.peer_tick = beat.tick;
+    lane.peer_posted_imms = beat.posted;
     // A peer that claims more than was posted would lift the limit on what may be in flight.
     PeerEnd& end = end_of(lane);
     if (beat.reaped > end.reaped && beat.reaped <= end.posted_imms) end.reaped = beat.reaped;
@@ -119,6 +121,17 @@ void Link::note_life(size_t i, int64_t now) {
     for (Lane& lane : lanes) {
         if (lane.own == i) lane.last_life_ns = now;
     }
+}
+
+uint64_t Link::take_strays(size_t i, uint64_t limit) {
+    uint64_t posted = 0;
+    for (const Lane& lane : lanes) {
+        if (lane.own == i) posted += lane.peer_posted_imms;
+    }
+    if (posted <= own[i].reaped) return 0;
+    const uint64_t taken = std::min(posted - own[i].reaped, limit);
+    own[i].reaped += taken;
+    return taken;
 }
 
 Op* OpPool::take(Link& link, size_t lane, OpKind kind) {

@@ -28,9 +28,12 @@ struct Region {
 
 // What a peer writes into our link page. A torn one (TCP delivers bytes, not words) fails its check and is read again.
 struct Beat {
-    uint64_t tick, reaped, check;
+    uint64_t tick;
+    uint64_t reaped;  // immediates of ours that the sender's domain of this lane has read
+    uint64_t posted;  // immediates that the sender posted on this lane before this beat
+    uint64_t check;
 
-    static Beat make(uint64_t tick, uint64_t reaped);
+    static Beat make(uint64_t tick, uint64_t reaped, uint64_t posted);
     bool valid() const;
 };
 
@@ -81,6 +84,7 @@ struct Lane {
     fi_addr_t address;
     bool probe_posted = false, probe_completed = false;
     uint64_t tick = 0, peer_tick = 0;
+    uint64_t posted_imms = 0, peer_posted_imms = 0;
     int64_t last_life_ns = 0;
     uint32_t beats_in_flight = 0;
     uint64_t bytes_in_flight = 0;
@@ -125,6 +129,9 @@ struct Link {
     bool read_beats(int64_t now);
     // An immediate came over domain `i`: the peer lives.
     void note_life(size_t i, int64_t now);
+    // Domain `i`'s queue was read empty after the peer's last beats were: what it had posted before them is out of the
+    // queue, whatever it carried. Takes up to `limit` immediates of nobody as this link's; returns how many it took.
+    uint64_t take_strays(size_t i, uint64_t limit);
     bool has_credit(const Lane& lane) const { return end_of(lane).posted_imms - end_of(lane).reaped < peer.window; }
     bool beat_owed(const OwnEnd& end) const {
         return end.reaped - end.reported_reaped >= (window < 4 ? 1 : window / 4);

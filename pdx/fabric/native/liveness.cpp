@@ -107,7 +107,7 @@ bool Worker::tend_up(Link& link, int64_t now, bool beat_due) {
 void Worker::send_beat(Link& link, Lane& lane) {
     if (link.state != LinkState::kUp || lane.beats_in_flight >= kMaxBeatsInFlight) return;
     OwnEnd& end = link.own[lane.own];
-    const Beat beat = Beat::make(lane.tick + 1, end.reaped);
+    const Beat beat = Beat::make(lane.tick + 1, end.reaped, lane.posted_imms);
     const size_t offset = offsetof(LinkPage, beats) + (&lane - link.lanes.data()) * sizeof beat;
     const ssize_t rc = post_small(link, lane, OpKind::kBeat, &beat, sizeof beat, offset);
     if (rc == -FI_EAGAIN) return;

@@ -146,6 +146,7 @@ ssize_t Worker::post_write(Link& link, Lane& lane, Transfer& transfer, Batch& ba
     transfer.posted_atoms += imm.atoms;
     transfer.in_flight++;
     peer.posted_imms++;
+    lane.posted_imms++;
     end.writes_in_flight++;
     link.writes_in_flight++;
     lane.bytes_in_flight += num_bytes;

@@ -21,8 +21,6 @@ void SlotTable::expect(LinkId link, uint32_t index, uint32_t generation, uint64_
     std::lock_guard lock(mutex_);
     Slot& slot = slots_[index];
     if (slot.state == State::kArmed) throw Error(EBUSY, name(index, slot.generation) + " is armed already");
-    slot.previous_generation = slot.generation;
-    slot.previous_link = slot.link;
     slot.state = State::kArmed;
     slot.arrived = slot.surplus = false;
     slot.generation = generation;
@@ -82,8 +80,7 @@ LinkId SlotTable::credit_one(const Imm& imm, int64_t now) {
     Slot& slot = slots_[imm.slot];
     if (slot.generation != imm.generation || slot.state != State::kArmed) {
         statistics_.stale_imms.fetch_add(1, std::memory_order_relaxed);
-        if (slot.link && slot.generation == imm.generation) return slot.link;
-        return slot.previous_generation == imm.generation ? slot.previous_link : 0;
+        return slot.generation == imm.generation ? slot.link : 0;
     }
     statistics_.atoms_reaped.fetch_add(imm.atoms, std::memory_order_relaxed);
     slot.count += imm.atoms;

@@ -47,9 +47,6 @@ class SlotTable {
         bool arrived = false, surplus = false;
         uint32_t generation = 0;
         LinkId link = 0;
-        // The owner before: a late write of it still takes its link's credit.
-        uint32_t previous_generation = 0;
-        LinkId previous_link = 0;
         uint64_t expected = 0, count = 0;
         std::vector<int64_t> arrival_ns;
         std::vector<uint32_t> arrival_atoms;

@@ -52,7 +52,7 @@ WriteShape make_shape(const DomainGroup& domains) {
 Worker::Worker(const DomainGroup& domains, OpPool& ops, SlotTable& slots, EventQueue& events, Statistics& statistics,
                const WorkerOptions& options)
     : domains_(domains), ops_(ops), slots_(slots), events_(events), statistics_(statistics), options_(options),
-      shape_(make_shape(domains)), sleeper_(domains.cq_fds()) {
+      shape_(make_shape(domains)), sleeper_(domains.cq_fds()), strays_(domains.size()) {
     // Signals belong to the program's own threads.
     sigset_t all, before;
     sigfillset(&all);

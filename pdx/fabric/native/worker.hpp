@@ -74,6 +74,7 @@ class Worker {
     std::vector<Piece> pieces_;
     std::vector<Imm> imms_;
     std::vector<LinkId> owners_;
+    std::vector<uint64_t> strays_;  // by domain: immediates of nobody, whose credit no link has got
     uint32_t num_connecting_ = 0;
     uint32_t writes_in_flight_ = 0;
     int64_t last_active_ns_ = 0, last_tend_ns_ = 0, next_beat_ns_ = 0;
@@ -106,6 +107,7 @@ class Worker {
     bool read_queue(size_t domain);
     void on_imm(uint32_t data);
     void credit_imms(size_t domain);
+    void credit_strays(size_t domain);
     void on_error(size_t domain);
     void on_complete(Op* op, int code, const std::string& reason);
 

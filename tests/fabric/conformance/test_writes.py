@@ -139,6 +139,26 @@ def test_stale_immediates_give_their_credit_back(make_pair: Callable[..., Any]) 
     assert pair.there.statistics().stale_imms == 25
 
 
+def test_immediates_of_a_pair_that_nobody_armed_give_their_credit_back(
+    make_pair: Callable[..., Any],
+) -> None:
+    """They name no link; the writer's beats say how many are its own."""
+    pair = make_pair(beat_interval_s=0.02)
+    here, there = join(pair.here, pair.there, window=4)
+    join(pair.another(beat_interval_s=0.02), pair.there, window=4)
+    pages = list(range(0, 200, 2))
+    for slot in (1, 2):
+        transfer = pair.here.fabric.open_transfer(here, slot, 1)
+        pair.here.fabric.write(transfer, dense(pages, pages, 512, 1, 2048))
+        pair.here.fabric.seal(transfer)
+        pair.here.wait("TransferDone", transfer=transfer)
+        if slot == 1:
+            pair.there.wait_statistic("stale_imms", 25)
+            pair.there.call("expect", there, 2, 1, 100)
+    pair.there.wait("Arrived", slot=2)
+    assert pair.there.statistics().stale_imms == 25
+
+
 def test_two_links_of_one_fabric_serve_two_peers(pair: Any) -> None:
     third = pair.another()
     sides = [pair.there, third]
