@@ -21,6 +21,13 @@ from tests.system.cluster import Cluster
 from tests.system.nodes import Decoder, Prefiller, decoder, prefiller
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process runs all tests with nodes: they share them, and their bounds assume the cores."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("nodes"))
+
+
 class Generate(Protocol):
     """The colocated engine's token ids, greedy unless sampling parameters are given."""
 
