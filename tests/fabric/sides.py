@@ -17,16 +17,20 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+if __name__ == "__main__":  # a child: the tests' own modules are found from the checkout
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from pdx.errors import FabricError
 from pdx.fabric import FabricEvent, FabricOptions, PageBatch, Provider, open_fabric
+from tests.fabric.batches import dense
 
-__all__ = ["RemoteSide", "Side", "join"]
+__all__ = ["Child", "RemoteSide", "Side", "assert_serves", "join"]
 
 _LENGTH = struct.Struct("<Q")
 _WAIT_S = 10.0
@@ -56,6 +60,10 @@ class Side:
     def call(self, name: str, *arguments: Any, **named: Any) -> Any:
         """A method of the fabric."""
         return getattr(self.fabric, name)(*arguments, **named)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A function of a test module, on this side and in its process."""
+        return function(self, *arguments)
 
     @property
     def word_address(self) -> int:
@@ -146,16 +154,20 @@ class Side:
 
 
 class Child:
-    """A process that serves one Side after another."""
+    """A process that serves one Side after another.
+
+    Args:
+        prefix: a command that becomes the one that follows it.
+    """
 
     #: Started and without a Side: a start costs a third of a second.
     idle: ClassVar[list[Child]] = []
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(60)
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())],
+            [*prefix, sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
@@ -177,10 +189,15 @@ def _end_idle() -> None:
 
 
 class RemoteSide:
-    """A Side in a child process; every method of Side works here."""
+    """A Side in a child process; every method of Side works here.
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._child = Child.idle.pop() if Child.idle else Child()
+    Args:
+        child: the process, which then ends with the side.
+    """
+
+    def __init__(self, *arguments: Any, child: Child | None = None, **named: Any) -> None:
+        self._shared = child is None
+        self._child = child or (Child.idle.pop() if Child.idle else Child())
         self.pid = self._child.process.pid
         self.killed = False
         self._ask("__init__", arguments, named)
@@ -204,7 +221,10 @@ class RemoteSide:
             return
         self.resume()
         self._ask("close", (), {})
-        Child.idle.append(self._child)
+        if self._shared:
+            Child.idle.append(self._child)
+        else:
+            self._child.end()
 
     def _ask(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         try:
@@ -227,6 +247,19 @@ def join(a: Side | RemoteSide, b: Side | RemoteSide, **arguments: Any) -> tuple[
     a.wait("LinkUp", link=link_a)
     b.wait("LinkUp", link=link_b)
     return link_a, link_b
+
+
+def assert_serves(here: Side | RemoteSide, there: Side | RemoteSide) -> None:
+    """A new link between the two carries a page."""
+    link, peer_link = join(here, there)
+    there.call("expect", peer_link, 9, 9, 1)
+    transfer = here.call("open_transfer", link, 9, 9)
+    here.call("write", transfer, dense([0], [1], 4096, 1, 4))
+    here.call("seal", transfer)
+    there.wait("Arrived", link=peer_link)
+    here.wait("TransferDone", transfer=transfer)
+    assert there.read(4096, 4096) == here.read(0, 4096)
+    there.call("release", 9, 9)
 
 
 def _send(sock: socket.socket, message: Any) -> None:

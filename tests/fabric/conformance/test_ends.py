@@ -11,7 +11,7 @@ import pytest
 
 from pdx.errors import FabricError
 from tests.fabric.batches import dense
-from tests.fabric.sides import join
+from tests.fabric.sides import assert_serves, join
 
 MIB = 1 << 20
 
@@ -153,19 +153,7 @@ def test_no_byte_lands_after_a_fence_in_the_middle(
     pair.here.wait("TransferDone", transfer=transfer)
     pair.here.wait("Fenced")
     assert pair.there.num_set() == 0
-    _assert_serves(pair.here, pair.there)
-
-
-def _assert_serves(here: Any, there: Any) -> None:
-    """A new link between the two carries a page."""
-    link, peer_link = join(here, there)
-    here.call("cancel", here.call("open_transfer", link, 9, 9))
-    here.wait("TransferDone", slot=9)
-    there.call("expect", peer_link, 9, 9, 1)
-    transfer = here.call("open_transfer", link, 9, 9)
-    here.call("write", transfer, dense([0], [1], 4096, 1, 4))
-    there.wait("Arrived", slot=9)
-    assert there.read(4096, 4096) == here.read(0, 4096)
+    assert_serves(pair.here, pair.there)
 
 
 def test_a_killed_peer_is_lost_within_its_beats_and_another_serves(pair: Any) -> None:
@@ -185,7 +173,7 @@ def test_a_killed_peer_is_lost_within_its_beats_and_another_serves(pair: Any) ->
     pair.here.wait("Fenced", link=here)
     assert pair.here.wait("TransferDone", transfer=transfer, timeout_s=0).failed
     assert not pair.here.pending()
-    _assert_serves(pair.here, pair.another())
+    assert_serves(pair.here, pair.another())
 
 
 def test_a_killed_writer_is_lost_within_its_beats(pair: Any) -> None:

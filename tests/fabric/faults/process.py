@@ -1,0 +1,59 @@
+"""Faults in a side's own process, for ``Side.run()``."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import resource
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+__all__ = ["limit_descriptors", "reset_connections", "resident_bytes"]
+
+_LIBC = ctypes.CDLL(None)
+
+
+def reset_connections(side: Any) -> int:
+    """Break every TCP connection of the process: its peers get a reset. Returns how many."""
+    return sum(_reset(number) for number in _descriptors())
+
+
+def limit_descriptors(side: Any, spare: int | None) -> None:
+    """Let the process open so many more; None: as many as it may."""
+    used = set(_descriptors())
+    free = (number for number in itertools.count() if number not in used)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft = hard if spare is None else next(itertools.islice(free, spare, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def resident_bytes(side: Any) -> int:
+    """Memory of the process that is its own."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _descriptors() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+
+
+def _reset(number: int) -> bool:
+    """Whether it was a TCP connection. Connecting it to no address is what resets it."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return False
+    except OSError:  # what listed the descriptors is closed by now
+        return False
+    with socket.socket(fileno=os.dup(number)) as sock:
+        if sock.type != socket.SOCK_STREAM or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        try:
+            sock.getpeername()
+        except OSError:  # it listens
+            return False
+        nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
+        return bool(_LIBC.connect(sock.fileno(), nowhere, len(nowhere)) == 0)

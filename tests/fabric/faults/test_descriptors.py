@@ -1,0 +1,113 @@
+"""Descriptors that are damaged, stale, or that lie about what they lead to."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pdx.errors import FabricError
+from pdx.fabric import Provider
+from pdx.fabric.descriptor import decode, encode
+from tests.fabric.batches import dense
+from tests.fabric.pairs import Pair
+from tests.fabric.sides import Side, assert_serves
+
+PAGE_BYTES = 4096
+
+
+def _forged(descriptor: bytes, **changes: Any) -> bytes:
+    return encode(dataclasses.replace(decode(descriptor), **changes))
+
+
+@pytest.fixture
+def descriptor(provider: Provider) -> Any:
+    side = Side(provider, PAGE_BYTES)
+    yield side.open_link()[1]
+    side.close()
+
+
+def test_a_change_of_any_byte_and_a_cut_at_any_length_are_refused(descriptor: bytes) -> None:
+    for index in range(len(descriptor)):
+        with pytest.raises(FabricError):
+            decode(descriptor[:index])
+        for mask in (0x01, 0x80, 0xFF):
+            altered = bytearray(descriptor)
+            altered[index] ^= mask
+            with pytest.raises(FabricError):
+                decode(bytes(altered))
+    assert encode(decode(descriptor)) == descriptor
+
+
+def test_another_version_is_named_even_where_all_else_is_right(descriptor: bytes) -> None:
+    body = bytearray(descriptor[:-4])
+    struct.pack_into("<H", body, 4, 999)
+    with pytest.raises(FabricError, match="version 999"):
+        decode(bytes(body) + struct.pack("<I", zlib.crc32(body)))
+
+
+@pytest.mark.parametrize("lie", ["size", "key"])
+def test_a_write_that_the_registration_does_not_allow_neither_lands_nor_counts(
+    pair: Pair, lie: str
+) -> None:
+    """Our check of a batch is a courtesy to the caller; the registration is the guard.
+
+    The writer hears nothing of it (measured on tcp and shm): only the count is true.
+    """
+    half = len(pair.here.memory) // 2
+    link = pair.here.fabric.open_link(pair.here.fabric.register(pair.here.memory.ctypes.data, half))
+    ours = pair.here.fabric.descriptor(link)
+    key = decode(ours).region_key
+    changes = {"region_bytes": 2 * half} if lie == "size" else {"region_key": key ^ 1}
+    peer_link, descriptor = pair.there.open_link()
+    pair.here.fabric.connect(link, descriptor)
+    pair.there.call("connect", peer_link, _forged(ours, **changes))
+    pair.there.wait("LinkUp", link=peer_link)
+    pair.there.fill(1)
+    pair.here.fabric.expect(link, 5, 1, 1)
+    page = half // PAGE_BYTES if lie == "size" else 0
+    transfer = pair.there.call("open_transfer", peer_link, 5, 1)
+    pair.there.call("write", transfer, dense([page], [page], PAGE_BYTES, 1, 1))
+    pair.there.wait_statistic("beats_sent", pair.there.statistics().beats_sent + 2)
+    assert pair.here.num_set() == 0
+    assert pair.here.fabric.count(5, 1) == 0
+    assert_serves(pair.there, pair.here)
+
+
+def test_a_wrong_key_of_the_link_page_ends_the_link(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(connect_timeout_s=0.5)
+    link, ours = pair.here.open_link()
+    peer_link, descriptor = pair.there.open_link()
+    pair.here.fabric.connect(link, descriptor)
+    forged = _forged(ours, page_key=decode(ours).page_key ^ 1)
+    pair.there.call("connect", peer_link, forged)
+    pair.there.wait("LinkDown", link=peer_link)
+
+
+def test_a_fenced_links_descriptor_leads_nowhere(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(connect_timeout_s=0.5)
+    link, stale = pair.here.open_link()
+    pair.here.fabric.fence(link)
+    pair.here.wait("Fenced", link=link)
+    peer_link, _ = pair.there.open_link()
+    pair.there.call("connect", peer_link, stale)
+    pair.there.wait("LinkDown", link=peer_link)
+
+
+def test_an_address_that_nobody_has_is_given_up(
+    provider: Provider, make_pair: Callable[..., Pair]
+) -> None:
+    pair = make_pair(connect_timeout_s=0.5)
+    link, _ = pair.here.open_link()
+    _, theirs = pair.there.open_link()
+    name = bytearray(decode(theirs).name)
+    if provider == "tcp":
+        name[2:4] = struct.pack(">H", 1)  # a port that needs root, and that nobody listens at
+    else:
+        name[name.index(b"-") + 1 :] = b"nobody-0-0\0"
+    pair.here.fabric.connect(link, _forged(theirs, name=bytes(name)))
+    pair.here.wait("LinkDown", link=link)
