@@ -21,7 +21,12 @@ PAGE_BYTES = 4096
 
 
 def _forged(descriptor: bytes, **changes: Any) -> bytes:
-    return encode(dataclasses.replace(decode(descriptor), **changes))
+    """With other fields, of the one end or of the whole."""
+    address = decode(descriptor)
+    (end,) = address.ends
+    of_end = {name: changes.pop(name) for name in list(changes) if hasattr(end, name)}
+    ends = (dataclasses.replace(end, **of_end),)
+    return encode(dataclasses.replace(address, ends=ends, **changes))
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ def test_a_write_that_the_registration_does_not_allow_neither_lands_nor_counts(
     half = len(pair.here.memory) // 2
     link = pair.here.fabric.open_link(pair.here.fabric.register(pair.here.memory.ctypes.data, half))
     ours = pair.here.fabric.descriptor(link)
-    key = decode(ours).region_key
+    key = decode(ours).ends[0].region_key
     changes = {"region_bytes": 2 * half} if lie == "size" else {"region_key": key ^ 1}
     peer_link, descriptor = pair.there.open_link()
     pair.here.fabric.connect(link, descriptor)
@@ -83,7 +88,7 @@ def test_a_wrong_key_of_the_link_page_ends_the_link(make_pair: Callable[..., Pai
     link, ours = pair.here.open_link()
     peer_link, descriptor = pair.there.open_link()
     pair.here.fabric.connect(link, descriptor)
-    forged = _forged(ours, page_key=decode(ours).page_key ^ 1)
+    forged = _forged(ours, page_key=decode(ours).ends[0].page_key ^ 1)
     pair.there.call("connect", peer_link, forged)
     pair.there.wait("LinkDown", link=peer_link)
 
@@ -104,7 +109,7 @@ def test_an_address_that_nobody_has_is_given_up(
     pair = make_pair(connect_timeout_s=0.5)
     link, _ = pair.here.open_link()
     _, theirs = pair.there.open_link()
-    name = bytearray(decode(theirs).name)
+    name = bytearray(decode(theirs).ends[0].name)
     if provider == "tcp":
         name[2:4] = struct.pack(">H", 1)  # a port that needs root, and that nobody listens at
     else:
