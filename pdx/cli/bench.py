@@ -16,6 +16,7 @@ import typer
 from pdx.cli import bench_transfer
 from pdx.cli.api import ApiError, api_base, headers, pick_model
 from pdx.cli.options import with_settings
+from pdx.cli.plots import check_plot, write_plot
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
 
@@ -154,7 +155,9 @@ def serve(
     plot: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.svg", rich_help_panel=_REPORT, help="Draw how the times are distributed."
+            metavar="FILE",
+            rich_help_panel=_REPORT,
+            help="Draw how times are distributed: .svg, or .png where cairosvg is installed.",
         ),
     ] = None,
 ) -> None:
@@ -169,8 +172,7 @@ def serve(
 
     if len(urls) > 2:
         raise ConfigError(f"two servers can be compared, not {len(urls)}")
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise ConfigError(f"{plot}: plots are drawn as SVG", hint=f"{plot.with_suffix('.svg')}")
+    check_plot(plot)
     rows = None if trace is None else read_trace(trace)
     targets, limit = _targets(urls, model, api_key, timeout)
     workload = Workload(
@@ -190,7 +192,7 @@ def serve(
     if plot is not None:
         from pdx.cli.load.plot import distribution_svg
 
-        plot.write_text(distribution_svg([each.base for each in targets], times), "utf-8")
+        write_plot(plot, distribution_svg([each.base for each in targets], times))
     if not any(each["completed"] for pair in figures for each in pair):
         raise ApiError("no request was completed", kind="none")
 

@@ -13,12 +13,12 @@ import typer
 
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, status_line
+from pdx.cli.plots import check_plot, write_plot
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError, FabricError, PdxError, PeerError
 
 if TYPE_CHECKING:
     from pdx.fabric import Provider
-    from pdx.fabric.bench.figures import Figure
     from pdx.fabric.bench.run import Plan
     from pdx.fabric.bench.systems import PdxPair, System
 
@@ -154,7 +154,7 @@ def transfer(
     if peer is not None and comparisons:
         raise ConfigError("--compare measures on this host; leave out --peer")
     plan = _plan(sizes, pages, layers, neighbours, pool, rounds, seconds)
-    _check_plot(plot)
+    check_plot(plot)
     with contextlib.ExitStack() as stack:
         pair = _pdx(provider, peer, plan.pool_bytes, ahead)
         stack.callback(pair.close)
@@ -169,7 +169,10 @@ def transfer(
     latency = {size: _half(sorted(values)) for size, values in trips.items()}
     (print_json if as_json else print_text)(plan, provider, figures, latency)
     if plot is not None:
-        _draw(plot, figures, f"Random pages over {provider}, counted by the receiver")
+        from pdx.fabric.bench.plot import throughput_svg
+
+        title = f"Random pages over {provider}, counted by the receiver"
+        write_plot(plot, throughput_svg(figures, title))
     if wrong := sum(each.wrong for each in figures):
         raise FabricError(f"{wrong} pages did not hold their bytes")
 
@@ -283,34 +286,6 @@ def _tell_failure(name: str, error: PdxError) -> None:
 def _half(ordered: Sequence[float]) -> tuple[float, float]:
     """Half a round trip: p50 and p99, microseconds."""
     return ordered[len(ordered) // 2] / 2, ordered[len(ordered) * 99 // 100] / 2
-
-
-def _check_plot(plot: Path | None) -> None:
-    """Before minutes of measuring."""
-    if plot is None:
-        return
-    if plot.suffix.lower() not in (".svg", ".png"):
-        raise ConfigError(f"{plot}: plots are .svg or .png", hint=f"{plot.with_suffix('.svg')}")
-    if plot.suffix.lower() == ".png":
-        from importlib.util import find_spec
-
-        if find_spec("cairosvg") is None:
-            raise ConfigError(
-                f"{plot}: a .png needs cairosvg",
-                hint=f"pip install cairosvg, or --plot {plot.with_suffix('.svg')}",
-            )
-
-
-def _draw(plot: Path, figures: Sequence[Figure], title: str) -> None:
-    from pdx.fabric.bench.plot import throughput_svg
-
-    svg = throughput_svg(figures, title)
-    if plot.suffix.lower() == ".svg":
-        plot.write_text(svg, "utf-8")
-        return
-    import cairosvg  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-    cairosvg.svg2png(bytestring=svg.encode(), write_to=str(plot), scale=2)
 
 
 @contextlib.contextmanager

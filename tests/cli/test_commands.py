@@ -82,7 +82,7 @@ def test_a_shell_completes_commands_flags_and_choices(words: str, wanted: str) -
         (["serve", "m", "--http", "1:2:3"], "'1:2:3' is not an address", "brackets"),
         (["chat", "ftp://host"], "'ftp://host' is not a URL", "http://"),
         (["bench", "serve", "a", "b", "c"], "two servers can be compared, not 3", ""),
-        (["bench", "serve", "a", "--plot", "x.png"], "x.png: plots are drawn as SVG", "x.svg"),
+        (["bench", "serve", "a", "--plot", "x.pdf"], "x.pdf: plots are .svg or .png", "x.svg"),
         (["bench", "serve", "a", "--trace", "/none"], "cannot read /none", ""),
     ],
 )
@@ -207,3 +207,16 @@ def test_a_reader_that_has_had_enough_ends_a_command_quietly(tmp_path: Path) -> 
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=20) == 1
+
+
+def test_a_png_without_what_draws_it_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    """Also where it is installed: a module of that name that cannot be imported stands before."""
+    (tmp_path / "cairosvg.py").write_text('raise OSError("no library called cairo-2 was found")')
+    file = tmp_path / "rates.png"
+    run = pdx("bench", "serve", "a", "--plot", str(file), PYTHONPATH=str(tmp_path))
+    assert run.returncode == 2
+    assert f"error: {file}: a .png needs cairosvg: no library called cairo-2" in run.stderr
+    assert "hint: pip install cairosvg, or --plot " in run.stderr
+    assert "rates.svg" in run.stderr
