@@ -14,6 +14,7 @@ PdxError
 │   ├── PeerRefused        it refused the handshake, with its reason              502  exit 1
 │   └── PeerLost           its control link or its data path ended                503  exit 1
 ├── WorkerError            a rank or the frontend process died                    503  exit 1
+│   └── SiblingLost        a rank cannot reach another one, which has the cause   503  exit 1
 └── InternalError          an invariant of ours is broken                         500  exit 70
 """
 
@@ -32,6 +33,7 @@ __all__ = [
     "PeerRefused",
     "ProtocolError",
     "RequestError",
+    "SiblingLost",
     "TransferFailed",
     "UnknownModel",
     "WorkerError",
@@ -150,6 +152,10 @@ class WorkerError(PdxError):
 
     http_status = 503
     kind = "worker_error"
+
+
+class SiblingLost(WorkerError):
+    """A rank cannot reach another rank of its node: that one has failed, and why is its to say."""
 
 
 class InternalError(PdxError):

@@ -31,6 +31,7 @@ from pdx.config.model import ModelConfig
 from pdx.kernels.ops import ops_for
 from pdx.kv.geometry import kv_layout
 from pdx.models.registry import build_model
+from pdx.models.sharding import LoneRank
 from pdx.request.batch import Batch, RequestStart, RequestStep
 from pdx.request.request import SamplingParams
 from pdx.runner.allocator import keep_freed_memory
@@ -55,7 +56,7 @@ class Ours:
         load_parameters(model, folder, getattr(torch, dtype), lambda done, total: None)
         self._memory, kv = export_kv(layout, getattr(torch, dtype), poison=True)
         self._progress = export_progress()
-        self._runner = ModelRunner(model.eval(), config, kv, layout, self._progress[2])
+        self._runner = ModelRunner(model.eval(), config, kv, layout, self._progress[2], LoneRank())
         self._pass_idx = 0
 
     def run(self, prompts: list[list[int]], num_steps: int) -> tuple[float, list[float]]:

@@ -50,7 +50,7 @@ async def _serve(settings: Settings) -> None:
         node = PrefillNode(loaded, model_name=name, listener=listener, fabric=fabric)
         try:
             bound = await node.start()
-            layout = loaded.layout
+            layout = loaded.layout.rank
             report_on_request(node.status)
             status_line(
                 f"serving {model} ({loaded.config.dtype}, {layout.num_pages} pages of "

@@ -34,6 +34,14 @@ class EngineConfig:
         metavar="THREADS",
         minimum=0,
     )
+    tp_size: int = setting(
+        1,
+        "Ranks that share the model's layers (tensor parallel), a process each.",
+        key="tp",
+        section="model",
+        metavar="RANKS",
+        minimum=1,
+    )
     page_size: int = setting(
         16, "Tokens in a KV page.", key="page_size", section="kv", metavar="TOKENS", minimum=1
     )
@@ -48,7 +56,7 @@ class EngineConfig:
     )
     kv_memory_bytes: int = setting(
         1 << 30,
-        "Memory for KV pages, such as 512M or 4G.",
+        "Memory of each rank for KV pages, such as 512M or 4G.",
         key="kv_memory",
         section="kv",
         metavar="SIZE",

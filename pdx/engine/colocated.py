@@ -24,7 +24,7 @@ class ColocatedEngine:
         self._context_len = loaded.context_len
         self.scheduler = loaded.scheduler()
         self._loop = StepLoop(
-            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s
+            self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s
         )
         self._streams: dict[int, asyncio.Queue[SequenceUpdate | BaseException]] = {}
         self._next_id = 1

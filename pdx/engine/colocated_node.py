@@ -33,7 +33,7 @@ class ColocatedNode:
         self._model_name = model_name
         self.scheduler = loaded.scheduler()
         self._loop = StepLoop(
-            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s, trace=trace
+            self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s, trace=trace
         )
         self._bridge = FrontendBridge(loaded, self.scheduler, self, trace)
         #: The pass that runs.
@@ -74,7 +74,7 @@ class ColocatedNode:
         await self._bridge.stop()
 
     async def _watch_rank(self) -> None:
-        raise await self._loaded.rank.died()
+        raise await self._loaded.ranks.died()
 
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""

@@ -30,7 +30,7 @@ from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.fabric_hub import FabricHub
 from pdx.messenger.handshake import FabricChoice, NodeIdentity
 from pdx.messenger.messages import Prefill
-from pdx.messenger.plan import expected_atoms
+from pdx.messenger.plan import atoms_by_rank, transfer_bytes
 from pdx.messenger.slots import SlotTable
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
@@ -73,7 +73,7 @@ class DecodeNode:
         self.scheduler = loaded.scheduler()
         self._pool = self.scheduler.pool
         self._loop = StepLoop(
-            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s, trace=trace
+            self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s, trace=trace
         )
         self.connector = PeerConnector(peer, self._hub, self._slots, self._identity, owner=self)
         self._bridge = FrontendBridge(loaded, self.scheduler, self, trace)
@@ -188,17 +188,17 @@ class DecodeNode:
                 sequence.request_id, CapacityError("too many transfers are unsettled")
             )
             return
-        layout = self._loaded.layout
+        src, dst = link.src_layout, self._loaded.layout
+        assert src is not None
         lease_id = sequence.lease_id
         assert lease_id is not None
         num_tokens = len(sequence.token_ids) - 1
-        pages = self._pool.page_indices(lease_id)[: layout.num_pages_for(num_tokens)]
-        atoms = expected_atoms(num_tokens, 0, layout.page_size, layout.num_layers)
+        pages = self._pool.page_indices(lease_id)[: dst.rank.num_pages_for(num_tokens)]
         transfer_id = next(self._next_transfer_id)
         self._transfers[transfer_id] = _Transfer(sequence.request_id, lease_id)
         self._pool.hold(lease_id, Use.REMOTE_WRITE)
         request = self._bridge.requests[sequence.request_id]
-        num_bytes = atoms * layout.page_bytes
+        num_bytes = transfer_bytes(src, dst, 0, num_tokens)
         request.dispatch(transfer_id, link, num_bytes)
         prefill = Prefill(
             transfer_id=transfer_id,
@@ -207,7 +207,7 @@ class DecodeNode:
             page_indices=list(pages),
             slot=pair[0],
             generation=pair[1],
-            atoms=atoms,
+            atoms_by_rank=atoms_by_rank(src, dst, transfer_id, 0, num_tokens),
             prompt_logprobs=request.prompt_logprobs_wanted,
             last_token_id=sequence.token_ids[-1],
         )
@@ -264,7 +264,7 @@ class DecodeNode:
     # ---- health ---------------------------------------------------------------------------
 
     async def _watch_rank(self) -> None:
-        raise await self._loaded.rank.died()
+        raise await self._loaded.ranks.died()
 
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""

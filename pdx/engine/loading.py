@@ -1,21 +1,22 @@
-"""From a model folder and settings to a loaded rank: the first step of every node."""
+"""From a model folder and settings to loaded ranks: the first step of every node."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdx.config.engine import EngineConfig
 from pdx.config.model import ModelConfig
-from pdx.kv.geometry import kv_layout
-from pdx.kv.layout import KvLayout
+from pdx.kv.geometry import check_tp_size, node_layout
+from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import PagePool
 from pdx.messenger.fabric_hub import MappedMemory
 from pdx.messenger.manifest import Manifest, model_id, text_id
-from pdx.ranks.memory import RankMemory
-from pdx.ranks.rank import RankProcess
+from pdx.ranks.group import RankGroup
+from pdx.ranks.memory import NodeMemory
 from pdx.request.rank import RankConfig, RankLoading
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 
@@ -24,22 +25,23 @@ __all__ = ["LoadedModel", "load_model", "mapped_memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in a rank that is ready for batches."""
+    """A model in ranks that are ready for batches."""
 
     folder: Path
     model: ModelConfig
     #: With every "auto" resolved.
     config: EngineConfig
-    layout: KvLayout
-    rank: RankProcess
-    memory: RankMemory
+    layout: NodeLayout
+    ranks: RankGroup
+    memory: NodeMemory
     load_s: float
 
     @property
     def context_len(self) -> int:
         """Prompt and output tokens of one request, at most."""
         return min(
-            self.model.max_position_embeddings, self.layout.num_pages * self.layout.page_size
+            self.model.max_position_embeddings,
+            self.layout.rank.num_pages * self.layout.rank.page_size,
         )
 
     def manifest(self) -> Manifest:
@@ -47,46 +49,47 @@ class LoadedModel:
         return Manifest(
             weights_id=model_id(self.folder),
             text_id=text_id(self.folder),
-            num_layers=self.layout.num_layers,
+            num_layers=self.layout.rank.num_layers,
             num_kv_heads=self.layout.num_kv_heads,
-            head_dim=self.layout.head_dim,
+            head_dim=self.layout.rank.head_dim,
             dtype=self.config.dtype,
-            page_size=self.layout.page_size,
-            tp_size=1,
+            page_size=self.layout.rank.page_size,
+            tp_size=self.layout.tp_size,
             kv_layout="head-major",
-            num_pages=self.layout.num_pages,
+            num_pages=self.layout.rank.num_pages,
         )
 
     def scheduler(self) -> Scheduler:
-        """A scheduler over a fresh pool of the rank's pages."""
+        """A scheduler over a fresh pool of the ranks' pages, which are alike."""
         limits = SchedulerLimits(
-            page_size=self.layout.page_size,
+            page_size=self.layout.rank.page_size,
             chunk_len=self.config.chunk_len,
             max_num_seqs=self.config.max_num_seqs,
             reserve_output_len=self.config.reserve_output_len,
         )
-        return Scheduler(limits, PagePool(self.layout.num_pages))
+        return Scheduler(limits, PagePool(self.layout.rank.num_pages))
 
     async def close(self) -> None:
-        """Stop the rank, then unmap its memory (no fabric may use it any more)."""
-        await self.rank.stop()
+        """Stop the ranks, then unmap their memory (no fabric may use it any more)."""
+        await self.ranks.stop()
         self.memory.close()
 
 
 async def load_model(
     folder: Path, config: EngineConfig, on_loading: Callable[[RankLoading], None]
 ) -> LoadedModel:
-    """Start the rank and load the model into it.
+    """Start the ranks and load the model into them.
 
     Raises:
-        PdxError: the checkpoint or the settings cannot be served, or the rank died.
+        PdxError: the checkpoint or the settings cannot be served, or a rank died.
     """
     model = ModelConfig.load(folder)
     if config.dtype == "auto":
         config = dataclasses.replace(config, dtype=model.dtype)
-    rank = RankProcess()
+    check_tp_size(model, config.tp_size)
+    ranks = RankGroup(config.tp_size)
     try:
-        ready = await rank.start(
+        ready = await ranks.start(
             RankConfig(
                 model_folder=str(folder),
                 device=config.device,
@@ -94,33 +97,38 @@ async def load_model(
                 page_size=config.page_size,
                 num_pages=config.num_pages,
                 kv_memory_bytes=config.kv_memory_bytes,
-                num_threads=config.num_threads,
+                num_threads=config.num_threads or _threads_of_one(config.tp_size),
                 chunk_len=config.chunk_len,
                 poison=config.poison,
             ),
             on_loading,
         )
     except BaseException:
-        await rank.stop()
+        await ranks.stop()
         raise
-    layout = kv_layout(model, config.page_size, ready.num_pages, config.dtype)
-    assert rank.memory is not None and layout.total_bytes <= ready.kv_bytes
+    layout = node_layout(model, config.page_size, ready.num_pages, config.dtype, config.tp_size)
+    assert layout.rank.total_bytes == ready.kv_bytes
     return LoadedModel(
         folder=folder,
         model=model,
         config=config,
         layout=layout,
-        rank=rank,
-        memory=rank.memory,
+        ranks=ranks,
+        memory=NodeMemory(ranks.descriptors, layout),
         load_s=ready.load_s,
     )
 
 
+def _threads_of_one(tp_size: int) -> int:
+    """Of several ranks on one CPU; 0 leaves the choice to torch."""
+    return 0 if tp_size == 1 else max(1, len(os.sched_getaffinity(0)) // tp_size)
+
+
 def mapped_memory(loaded: LoadedModel) -> MappedMemory:
-    """The rank's memory as the fabric hub wants it."""
+    """The ranks' memory as the fabric hub wants it."""
     return MappedMemory(
         kv_address=loaded.memory.kv_address,
         kv_bytes=loaded.memory.kv_bytes,
-        progress_address=loaded.memory.progress_address,
-        progress_eventfd=loaded.memory.progress_eventfd,
+        progress_addresses=loaded.memory.progress_addresses,
+        progress_eventfds=loaded.memory.progress_eventfds,
     )

@@ -68,7 +68,7 @@ class PrefillNode:
         self._loaded = loaded
         self._listener = listener
         self._description = Description(
-            model=model_name, dtype=loaded.config.dtype, page_size=loaded.layout.page_size
+            model=model_name, dtype=loaded.config.dtype, page_size=loaded.layout.rank.page_size
         )
         self._identity = NodeIdentity(
             node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
@@ -76,7 +76,7 @@ class PrefillNode:
         self._hub = FabricHub(mapped_memory(loaded), FabricOptions())
         self.scheduler = loaded.scheduler()
         self._loop = StepLoop(
-            self.scheduler, loaded.rank, self, watchdog_s=loaded.config.watchdog_s
+            self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s
         )
         self._jobs: dict[int, _Job] = {}
         self._by_transfer: dict[tuple[PrefillLink, int], _Job] = {}
@@ -104,7 +104,7 @@ class PrefillNode:
             PdxError: the rank failed; the node must stop.
         """
         loop = asyncio.create_task(self._loop.run())
-        death = asyncio.create_task(self._loaded.rank.died())
+        death = asyncio.create_task(self._loaded.ranks.died())
         try:
             await asyncio.wait([loop, death], return_when=asyncio.FIRST_COMPLETED)
             loop.result() if loop.done() else None
@@ -275,6 +275,7 @@ class PrefillNode:
             job.link.on_chunk(
                 job.transfer_id,
                 pass_idx=scheduled.batch.pass_idx,
+                start=chunk.start,
                 end=chunk.end,
                 last=chunk.last,
                 src_page_indices=chunk.page_indices,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pdx.errors import WorkerError
 from pdx.metrics.trace import TraceWriter
-from pdx.ranks.rank import RankProcess
+from pdx.ranks.group import RankGroup
 from pdx.scheduler.scheduler import ScheduledPass, Scheduler
 from pdx.scheduler.sequence import SequenceUpdate
 
@@ -38,14 +38,14 @@ class StepLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        rank: RankProcess,
+        ranks: RankGroup,
         role: Role,
         *,
         watchdog_s: float,
         trace: TraceWriter | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._rank = rank
+        self._ranks = ranks
         self._role = role
         self._watchdog_s = watchdog_s
         self._woken = asyncio.Event()
@@ -75,10 +75,10 @@ class StepLoop:
             start_s = time.monotonic()
             try:
                 async with asyncio.timeout(self._watchdog_s):
-                    output = await self._rank.run(scheduled.batch)
+                    output = await self._ranks.run(scheduled.batch)
             except TimeoutError:
                 raise WorkerError(
-                    f"the rank did not finish pass {scheduled.batch.pass_idx} "
+                    f"the ranks did not finish pass {scheduled.batch.pass_idx} "
                     f"in {self._watchdog_s:g} s"
                 ) from None
             self.num_passes += 1

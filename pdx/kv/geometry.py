@@ -4,19 +4,41 @@ from __future__ import annotations
 
 from pdx.config.model import ModelConfig
 from pdx.errors import ConfigError
-from pdx.kv.layout import KvLayout
+from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
 
-__all__ = ["ITEMSIZE", "kv_layout", "num_pages_in"]
+__all__ = ["ITEMSIZE", "check_tp_size", "kv_layout", "node_layout", "num_pages_in"]
 
 #: Bytes of one value, by dtype name.
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def kv_layout(config: ModelConfig, page_size: int, num_pages: int, dtype: str) -> KvLayout:
-    """The layout of ``num_pages`` pages (each one spans all layers).
+def check_tp_size(config: ModelConfig, tp_size: int) -> None:
+    """Whether a model can be split over so many ranks.
 
     Raises:
-        ConfigError: a number is not positive, or the dtype is unknown.
+        ConfigError: naming what does not divide.
+    """
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    fits = [
+        n
+        for n in range(1, heads + 1)
+        if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+    ]
+    if tp_size not in fits:
+        raise ConfigError(
+            f"{heads} attention heads and {kv_heads} KV heads cannot be split over {tp_size} ranks",
+            hint=f"use --tp {', '.join(map(str, fits))}",
+        )
+
+
+def kv_layout(
+    config: ModelConfig, page_size: int, num_pages: int, dtype: str, tp_size: int = 1
+) -> KvLayout:
+    """The layout of ``num_pages`` pages (each one spans all layers) on each of a node's ranks.
+
+    Raises:
+        ConfigError: a number is not positive, the dtype is unknown, or the ranks do not divide the
+            model.
     """
     if dtype not in ITEMSIZE:
         raise ConfigError(f"dtype {dtype!r} is unknown", hint=f"one of {', '.join(ITEMSIZE)}")
@@ -24,9 +46,10 @@ def kv_layout(config: ModelConfig, page_size: int, num_pages: int, dtype: str) -
         raise ConfigError(f"page size {page_size} is not positive")
     if num_pages <= 0:
         raise ConfigError(f"{num_pages} KV pages are too few", hint="give the KV cache more memory")
+    check_tp_size(config, tp_size)
     return KvLayout(
         num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
+        num_kv_heads=len(kv_heads_of_rank(config.num_kv_heads, tp_size, 0)),
         head_dim=config.head_dim,
         page_size=page_size,
         num_pages=num_pages,
@@ -34,6 +57,16 @@ def kv_layout(config: ModelConfig, page_size: int, num_pages: int, dtype: str) -
     )
 
 
-def num_pages_in(config: ModelConfig, page_size: int, memory_bytes: int, dtype: str) -> int:
-    """How many pages (of all layers) ``memory_bytes`` hold; 0 where not even one fits."""
-    return memory_bytes // kv_layout(config, page_size, 1, dtype).total_bytes
+def node_layout(
+    config: ModelConfig, page_size: int, num_pages: int, dtype: str, tp_size: int
+) -> NodeLayout:
+    """The layout of all ranks of a node. Raises as :func:`kv_layout` does."""
+    rank = kv_layout(config, page_size, num_pages, dtype, tp_size)
+    return NodeLayout(rank=rank, tp_size=tp_size, num_kv_heads=config.num_kv_heads)
+
+
+def num_pages_in(
+    config: ModelConfig, page_size: int, memory_bytes: int, dtype: str, tp_size: int = 1
+) -> int:
+    """How many pages (of all layers) ``memory_bytes`` of a rank hold; 0 where not even one fits."""
+    return memory_bytes // kv_layout(config, page_size, 1, dtype, tp_size).total_bytes

@@ -1,37 +1,47 @@
-"""Where each byte of a rank's KV memory lies. Pure arithmetic, shared by the rank (which computes)
+"""Where each byte of a node's KV memory lies. Pure arithmetic, shared by the ranks (which compute)
 and the primary (which plans transfers)."""
 
 from __future__ import annotations
 
+import mmap
+
 import msgspec
 
-__all__ = ["KvLayout"]
+__all__ = ["KvLayout", "NodeLayout", "kv_heads_of_rank"]
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """``[layer][page][kv head][K|V][token in page][head_dim]``, dense, on one rank.
+    """``[layer][page][kv head][part][token in page][head_dim]``, dense, on one rank.
 
-    K and V of a head lie side by side, so that a page of one layer, and any slice of its heads, is
-    one contiguous run (what one remote write moves). All strides are bytes.
+    The parts are K and V. They lie side by side, so that a page of one layer, and any slice of its
+    heads, is one contiguous run (what one remote write moves). All strides are bytes.
     """
 
     num_layers: int
+    #: Heads that this rank holds.
     num_kv_heads: int
     head_dim: int
     #: Tokens in a page.
     page_size: int
     num_pages: int
-    #: Bytes of one K or V value.
+    #: Bytes of one value.
     itemsize: int
+    #: K and V; 1 where a token has one record for both (MLA: a head of latent and rope).
+    num_parts: int = 2
+
+    @property
+    def token_run_bytes(self) -> int:
+        """One token's values of one part of one head: what tokens in a page are apart."""
+        return self.head_dim * self.itemsize
 
     @property
     def head_bytes(self) -> int:
-        """K and V of one head in one page of one layer."""
-        return 2 * self.page_size * self.head_dim * self.itemsize
+        """All parts of one head in one page of one layer."""
+        return self.num_parts * self.page_size * self.token_run_bytes
 
     @property
     def page_bytes(self) -> int:
-        """One page of one layer: the atom of a transfer with equal layouts on both sides."""
+        """One page of one layer."""
         return self.num_kv_heads * self.head_bytes
 
     @property
@@ -56,3 +66,45 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     def page_offset_bytes(self, layer_idx: int, page_idx: int) -> int:
         """Offset of a page of a layer from the start of the memory."""
         return layer_idx * self.layer_stride_bytes + page_idx * self.page_bytes
+
+
+class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV memory of all ranks of a node: one range of addresses, rank after rank."""
+
+    #: Of every rank.
+    rank: KvLayout
+    tp_size: int
+    #: Of the model. Fewer than ranks: groups of ranks hold the same head.
+    num_kv_heads: int
+
+    @property
+    def rank_stride_bytes(self) -> int:
+        """From one rank's memory to the next one's: whole pages of the operating system."""
+        return -(-self.rank.total_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    @property
+    def total_bytes(self) -> int:
+        """From the first rank's memory to the end of the last one's."""
+        return (self.tp_size - 1) * self.rank_stride_bytes + self.rank.total_bytes
+
+    @property
+    def num_replicas(self) -> int:
+        """How many ranks hold each head."""
+        return max(1, self.tp_size // self.num_kv_heads)
+
+    def heads(self, rank_idx: int) -> range:
+        """The model's heads that a rank holds."""
+        return kv_heads_of_rank(self.num_kv_heads, self.tp_size, rank_idx)
+
+
+def kv_heads_of_rank(num_kv_heads: int, tp_size: int, rank_idx: int) -> range:
+    """The KV heads of a rank. With more ranks than heads, neighbouring ranks share one.
+
+    ``tp_size`` divides the heads or is a multiple of them (checked where a node starts).
+    """
+    assert num_kv_heads % tp_size == 0 or tp_size % num_kv_heads == 0
+    if tp_size > num_kv_heads:
+        head = rank_idx // (tp_size // num_kv_heads)
+        return range(head, head + 1)
+    share = num_kv_heads // tp_size
+    return range(rank_idx * share, (rank_idx + 1) * share)

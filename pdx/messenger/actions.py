@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pdx.errors import RequestError
 from pdx.kv.pages import Proof
 from pdx.messenger.messages import ChunkTimes, ControlMessage, Prefill
-from pdx.messenger.plan import PagePair
+from pdx.messenger.plan import RankBatch
 from pdx.request.batch import ScoredToken
 
 __all__ = [
@@ -179,10 +179,10 @@ class OpenSend:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Post each layer of these pages when the rank's progress in this pass reaches it."""
+    """Post each layer of these pages when their rank's progress in this pass reaches it."""
 
     transfer_id: int
-    pairs: list[PagePair]
+    batches: tuple[RankBatch, ...]
     pass_idx: int
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pdx.errors import PeerLost, ProtocolError, RequestError
 from pdx.fabric import Arrived, FabricEvent, Fenced, LinkDown, LinkUp, Surplus
+from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import Proof
 from pdx.messenger.actions import (
     Counted,
@@ -97,6 +98,8 @@ class DecodeLink:
         self.end_reason: str | None = None
         self.same_host = False
         self.max_prompt_len = 0
+        #: The prefiller's KV memory, once attached.
+        self.src_layout: NodeLayout | None = None
         self._connection = connection
         self._hub = hub
         self._owner = owner
@@ -137,6 +140,7 @@ class DecodeLink:
         self._fabric_link = link
         self.same_host = same_host
         self.max_prompt_len = welcome.max_prompt_len
+        self.src_layout = welcome.manifest.layout()
         link.fabric.connect(link.link, welcome.descriptor)
 
     async def run(self) -> None:

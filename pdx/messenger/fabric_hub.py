@@ -30,13 +30,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedMemory:
-    """A rank's memory as mapped into this process; whoever mapped it keeps it alive."""
+    """The ranks' memory as mapped into this process; whoever mapped it keeps it alive."""
 
+    #: One range with all ranks' KV, as NodeLayout has it.
     kv_address: int
     kv_bytes: int
-    progress_address: int
-    #: Written by the rank after each progress store.
-    progress_eventfd: int
+    #: Of each rank.
+    progress_addresses: tuple[int, ...]
+    #: Of each rank; written by it after each progress store.
+    progress_eventfds: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,8 @@ class FabricHub:
         fabric = open_fabric(provider=provider, bind_host=local_host, options=self._options)
         try:
             region = fabric.register(self.memory.kv_address, self.memory.kv_bytes)
-            fabric.add_wakeup(self.memory.progress_eventfd)
+            for eventfd in self.memory.progress_eventfds:
+                fabric.add_wakeup(eventfd)
         except FabricError:
             fabric.close()
             raise

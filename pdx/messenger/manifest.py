@@ -12,6 +12,9 @@ from pathlib import Path
 import msgspec
 
 from pdx.config.model_files import weight_files
+from pdx.errors import ProtocolError
+from pdx.kv.geometry import ITEMSIZE
+from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
 
 __all__ = ["Manifest", "differences", "model_id", "text_id"]
 
@@ -27,8 +30,8 @@ _TEXT_FILES = (
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's model, numerics and KV layout. Every field but ``num_pages`` must be equal on both
-    sides.
+    """A node's model, numerics and KV layout. What the plan of a transfer bridges may differ: the
+    number of pages, their size, the number of ranks.
     """
 
     weights_id: str
@@ -42,8 +45,29 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     kv_layout: str
     num_pages: int
 
+    def layout(self) -> NodeLayout:
+        """The node's KV memory.
 
-_MAY_DIFFER = frozenset({"num_pages"})
+        Raises:
+            ProtocolError: no node can have such a memory.
+        """
+        heads, tp_size = self.num_kv_heads, self.tp_size
+        sizes = (heads, tp_size, self.num_layers, self.head_dim, self.page_size, self.num_pages)
+        splits = min(sizes) > 0 and (heads % tp_size == 0 or tp_size % heads == 0)
+        if not splits or self.dtype not in ITEMSIZE:
+            raise ProtocolError(f"a manifest describes a KV memory that cannot be: {self}")
+        rank = KvLayout(
+            num_layers=self.num_layers,
+            num_kv_heads=len(kv_heads_of_rank(heads, tp_size, 0)),
+            head_dim=self.head_dim,
+            page_size=self.page_size,
+            num_pages=self.num_pages,
+            itemsize=ITEMSIZE[self.dtype],
+        )
+        return NodeLayout(rank=rank, tp_size=tp_size, num_kv_heads=heads)
+
+
+_MAY_DIFFER = frozenset({"num_pages", "page_size", "tp_size"})
 
 
 def differences(ours: Manifest, theirs: Manifest, *, us: str, them: str) -> str | None:

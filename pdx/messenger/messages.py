@@ -39,7 +39,7 @@ __all__ = [
     "Welcome",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 #: A prompt of a million tokens is 5 MB of msgpack.
 MAX_CONTROL_FRAME_BYTES = 32 << 20
 
@@ -98,18 +98,23 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
     transfer_id: int
     #: The prompt without its last token.
     token_ids: list[int]
-    #: First token position whose KV is wanted; a multiple of the page size.
+    #: First token position whose KV is wanted; a multiple of the decoder's page size.
     first_position: int
     #: The decoder's pages for positions ``first_position`` onwards, in order.
     page_indices: list[int]
     slot: int
     generation: int
-    #: Atoms that the decoder will count. A prefiller whose plan gives another number rejects.
-    atoms: int
+    #: Atoms for each of the decoder's ranks. A prefiller whose plan gives other numbers rejects.
+    atoms_by_rank: list[int]
     #: Score the prompt's tokens, with this many of the most likely ones; None: do not.
     prompt_logprobs: int | None = None
     #: The prompt's last token, where the prompt is scored.
     last_token_id: int | None = None
+
+    @property
+    def atoms(self) -> int:
+        """What the decoder will count."""
+        return sum(self.atoms_by_rank)
 
 
 class Reject(msgspec.Struct, frozen=True, kw_only=True, tag="reject"):

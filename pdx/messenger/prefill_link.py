@@ -13,8 +13,6 @@ import logging
 import time
 from typing import Protocol
 
-import numpy as np
-
 from pdx.errors import FabricError, PeerLost, ProtocolError, RequestError
 from pdx.fabric import (
     Fabric,
@@ -22,11 +20,10 @@ from pdx.fabric import (
     Fenced,
     LinkDown,
     LinkUp,
-    PageBatch,
     Provider,
     TransferDone,
 )
-from pdx.kv.layout import KvLayout
+from pdx.kv.layout import NodeLayout
 from pdx.kv.progress import layer_value
 from pdx.messenger.actions import (
     Accept,
@@ -80,7 +77,7 @@ class PrefillLink:
         connection: ControlConnection,
         hello: Hello,
         hub: FabricHub,
-        layout: KvLayout,
+        layout: NodeLayout,
         owner: PrefillLinkOwner,
     ) -> None:
         self.peer = connection.peer
@@ -90,13 +87,8 @@ class PrefillLink:
         self._hello = hello
         self._hub = hub
         self._layout = layout
-        self._num_dst_pages = hello.manifest.num_pages
         self._owner = owner
-        self._side = PrefillSide(
-            page_size=layout.page_size,
-            num_layers=layout.num_layers,
-            num_dst_pages=self._num_dst_pages,
-        )
+        self._side = PrefillSide(src=layout, dst=hello.manifest.layout())
         self._sends: dict[int, int] = {}
         self._transfer_of: dict[int, int] = {}
         self._ended = False
@@ -147,14 +139,16 @@ class PrefillLink:
         transfer_id: int,
         *,
         pass_idx: int,
+        start: int,
         end: int,
         last: bool,
         src_page_indices: tuple[int, ...],
     ) -> None:
-        """The next pass computes the request's positions below ``end``."""
+        """The next pass computes the request's positions ``start <= i < end``."""
         actions = self._side.on_chunk(
             transfer_id,
             pass_idx=pass_idx,
+            start=start,
             end=end,
             last=last,
             src_page_indices=src_page_indices,
@@ -279,25 +273,13 @@ class PrefillLink:
 
     def _apply_to_send(self, fabric: Fabric, send: int, action: Arm | Seal | CancelSend) -> None:
         match action:
-            case Arm(pass_idx=pass_idx):
-                fabric.arm(
-                    send,
-                    self._page_batch(action),
-                    word_address=self._hub.memory.progress_address,
-                    first_value=layer_value(pass_idx, 0, self._layout.num_layers),
-                )
+            case Arm(batches=batches, pass_idx=pass_idx):
+                first_value = layer_value(pass_idx, 0, self._layout.rank.num_layers)
+                words = self._hub.memory.progress_addresses
+                for each in batches:
+                    word = words[each.src_rank]
+                    fabric.arm(send, each.batch, word_address=word, first_value=first_value)
             case Seal():
                 fabric.seal(send)
             case CancelSend():
                 fabric.cancel(send)
-
-    def _page_batch(self, action: Arm) -> PageBatch:
-        page_bytes = self._layout.page_bytes
-        return PageBatch(
-            src_pages=np.array([pair.src_page_idx for pair in action.pairs], np.uint32),
-            dst_pages=np.array([pair.dst_page_idx for pair in action.pairs], np.uint32),
-            page_bytes=page_bytes,
-            num_layers=self._layout.num_layers,
-            src_layer_stride=self._layout.layer_stride_bytes,
-            dst_layer_stride=self._num_dst_pages * page_bytes,
-        )

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pdx.errors import InvalidRequest, ProtocolError, RequestError
+from pdx.kv.layout import NodeLayout
 from pdx.messenger.actions import (
     Accept,
     Arm,
@@ -77,14 +78,11 @@ class PrefillSide:
     """See the module's docstring.
 
     Args:
-        page_size, num_layers: of both sides (the handshake made them equal).
-        num_dst_pages: of the decoder.
+        src, dst: this node's KV memory and the decoder's (the handshake found that they fit).
     """
 
-    def __init__(self, *, page_size: int, num_layers: int, num_dst_pages: int) -> None:
-        self._page_size = page_size
-        self._num_layers = num_layers
-        self._num_dst_pages = num_dst_pages
+    def __init__(self, *, src: NodeLayout, dst: NodeLayout) -> None:
+        self._src, self._dst = src, dst
         self._transfers: dict[int, _Transfer] = {}
         #: The last transfer of each slot; kept when done, so that a late Cancel gets its totals.
         self._by_slot: dict[int, int] = {}
@@ -119,13 +117,14 @@ class PrefillSide:
         transfer_id: int,
         *,
         pass_idx: int,
+        start: int,
         end: int,
         last: bool,
         src_page_indices: tuple[int, ...],
         now_ns: int,
     ) -> list[PrefillAction]:
-        """The next pass computes the request's positions below ``end``; called before the pass is
-        sent.
+        """The next pass computes the request's positions ``start <= i < end``, after which all
+        below ``end`` are there; called before the pass is sent.
         """
         transfer = self._transfers[transfer_id]
         actions: list[PrefillAction] = []
@@ -140,9 +139,11 @@ class PrefillSide:
         if transfer.state is not _State.OPEN:
             return []
         transfer.chunks.append(ChunkTimes(end_position=end, start_ns=now_ns))
-        pairs = transfer.cursor.advance(src_page_indices, end, last=last)
-        if pairs:
-            actions.append(Arm(transfer_id, pairs, pass_idx))
+        # What lies before the chunk came from the prefix cache: passes before this one fill it.
+        for stop, final, filled_by in ((start, False, pass_idx - 1), (end, last, pass_idx)):
+            batches = transfer.cursor.advance(src_page_indices, stop, last=final)
+            if batches:
+                actions.append(Arm(transfer_id, batches, filled_by))
         if last:
             transfer.state = _State.SEALED
             actions.append(Seal(transfer_id))
@@ -211,17 +212,15 @@ class PrefillSide:
         if before is not None and self._transfers[before].state is _State.DONE:
             self._forget(before)
         plan = TransferPlan(
+            self._src,
+            self._dst,
+            transfer_id=message.transfer_id,
             num_tokens=len(message.token_ids),
             first_position=message.first_position,
-            dst_page_indices=tuple(message.page_indices),
-            page_size=self._page_size,
+            dst_page_indices=message.page_indices,
         )
         try:
-            plan.check(
-                atoms=message.atoms,
-                num_layers=self._num_layers,
-                num_dst_pages=self._num_dst_pages,
-            )
+            plan.check(message.atoms_by_rank)
         except InvalidRequest as error:
             return [_reject(message.transfer_id, error)]
         self._transfers[message.transfer_id] = _Transfer(message, plan, SendCursor(plan))

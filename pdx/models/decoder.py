@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.kernels.paged_batch import PagedBatch
-from pdx.models.layers import Embedding, Linear, RmsNorm
+from pdx.models.layers import ColumnLinear, Embedding, RmsNorm
 from pdx.models.rope import RotaryEmbedding
+from pdx.models.sharding import TpGroup, even_shard
 
 __all__ = ["CausalLM", "DecoderLayer", "LayerPass"]
 
@@ -37,14 +38,21 @@ class LayerPass:
 class CausalLM(nn.Module):
     """A model and its output head (which may be the embedding itself)."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, layers: Iterable[DecoderLayer]) -> None:
+    def __init__(
+        self, config: ModelConfig, ops: Ops, tp: TpGroup, layers: Iterable[DecoderLayer]
+    ) -> None:
         super().__init__()
         self._ops = ops
-        self.model = _Decoder(config, ops, layers)
+        self._tp = tp
+        self._vocab_sizes = [
+            even_shard(config.vocab_size, tp, rank).size for rank in range(tp.size)
+        ]
+        self.model = _Decoder(config, ops, tp, layers)
+        rows = even_shard(config.vocab_size, tp)
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, bias=False, ops=ops)
+            else ColumnLinear(config.hidden_size, rows, bias=False, ops=ops)
         )
 
     def forward(
@@ -74,15 +82,18 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows [N, H] -> float32 [N, V]. Ask only for rows that are read: V is large."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return self._ops.linear(hidden, head.weight, None).float()
+        ours = self._ops.linear(hidden, head.weight, None).float()
+        return self._tp.concat(ours, self._vocab_sizes)
 
 
 class _Decoder(nn.Module):
     """Embedding, layers, final norm."""
 
-    def __init__(self, config: ModelConfig, ops: Ops, layers: Iterable[DecoderLayer]) -> None:
+    def __init__(
+        self, config: ModelConfig, ops: Ops, tp: TpGroup, layers: Iterable[DecoderLayer]
+    ) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, tp)
         self.layers = nn.ModuleList(layers)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim)

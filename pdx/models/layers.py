@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from pdx.kernels.ops import Ops
+from pdx.models.sharding import Shard, TpGroup, even_shard
 
-__all__ = ["Embedding", "Linear", "RmsNorm", "SwiGluMlp"]
+__all__ = ["ColumnLinear", "Embedding", "Linear", "RmsNorm", "RowLinear", "SwiGluMlp"]
 
 
 class Linear(nn.Module):
@@ -32,16 +33,48 @@ class Linear(nn.Module):
         return self._ops.linear(x, self.weight, self.bias)
 
 
-class Embedding(nn.Module):
-    """Rows of a table."""
+class ColumnLinear(Linear):
+    """A linear layer of which this rank computes some outputs: ``rows`` of the weight."""
 
-    def __init__(self, num_rows: int, size: int) -> None:
+    def __init__(self, in_size: int, rows: Shard, *, bias: bool, ops: Ops) -> None:
+        super().__init__(in_size, rows.size, bias=bias, ops=ops)
+        self.shards = {"weight": rows} | ({"bias": rows} if bias else {})
+
+
+class RowLinear(Linear):
+    """A linear layer of which this rank has some inputs: ``columns``; outputs are summed."""
+
+    def __init__(self, columns: Shard, out_size: int, *, bias: bool, ops: Ops, tp: TpGroup) -> None:
+        super().__init__(columns.size, out_size, bias=bias, ops=ops)
+        self._tp = tp
+        self.shards = {"weight": columns}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, this rank's inputs] -> [T, out]."""
+        # One rank adds the bias.
+        bias = self.bias if self._tp.rank == 0 else None
+        return self._tp.sum(self._ops.linear(x, self.weight, bias))
+
+
+class Embedding(nn.Module):
+    """Rows of a table, of which each rank holds some."""
+
+    def __init__(self, num_rows: int, size: int, tp: TpGroup) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_rows, size), requires_grad=False)
+        self._tp = tp
+        rows = even_shard(num_rows, tp)
+        self._first = rows.start
+        self.weight = nn.Parameter(torch.empty(rows.size, size), requires_grad=False)
+        self.shards = {"weight": rows}
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids int64 [T] -> [T, size]."""
-        return embedding(ids, self.weight)
+        if self._tp.size == 1:
+            return embedding(ids, self.weight)
+        ours = ids - self._first
+        elsewhere = (ours < 0) | (ours >= len(self.weight))
+        rows = embedding(ours.masked_fill(elsewhere, 0), self.weight)
+        return self._tp.sum(rows.masked_fill(elsewhere[:, None], 0))
 
 
 class RmsNorm(nn.Module):
@@ -61,12 +94,14 @@ class RmsNorm(nn.Module):
 class SwiGluMlp(nn.Module):
     """y = down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, size: int, inner_size: int, *, bias: bool, ops: Ops) -> None:
+    def __init__(self, size: int, inner_size: int, *, bias: bool, ops: Ops, tp: TpGroup) -> None:
         super().__init__()
         self._ops = ops
-        self.gate_proj = Linear(size, inner_size, bias=bias, ops=ops)
-        self.up_proj = Linear(size, inner_size, bias=bias, ops=ops)
-        self.down_proj = Linear(inner_size, size, bias=bias, ops=ops)
+        rows = even_shard(inner_size, tp)
+        columns = even_shard(inner_size, tp, dim=1)
+        self.gate_proj = ColumnLinear(size, rows, bias=bias, ops=ops)
+        self.up_proj = ColumnLinear(size, rows, bias=bias, ops=ops)
+        self.down_proj = RowLinear(columns, size, bias=bias, ops=ops, tp=tp)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, size] -> the same shape."""

@@ -11,41 +11,44 @@ from torch import Tensor, nn
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM, DecoderLayer, LayerPass
-from pdx.models.layers import Linear, SwiGluMlp
+from pdx.models.layers import ColumnLinear, RowLinear, SwiGluMlp
+from pdx.models.sharding import TpGroup, even_shard, kv_shard
 
 __all__ = ["build_llama"]
 
 
-def build_llama(config: ModelConfig, ops: Ops) -> CausalLM:
-    """The model with its parameters not yet filled."""
+def build_llama(config: ModelConfig, ops: Ops, tp: TpGroup) -> CausalLM:
+    """This rank's part of the model, with its parameters not yet filled."""
     layers = (
         DecoderLayer(
             config,
             ops,
-            attention=LlamaAttention(config, ops),
+            attention=LlamaAttention(config, ops, tp),
             mlp=SwiGluMlp(
-                config.hidden_size, config.intermediate_size, bias=config.mlp_bias, ops=ops
+                config.hidden_size, config.intermediate_size, bias=config.mlp_bias, ops=ops, tp=tp
             ),
         )
         for _ in range(config.num_layers)
     )
-    return CausalLM(config, ops, layers)
+    return CausalLM(config, ops, tp, layers)
 
 
 class LlamaAttention(nn.Module):
     """Grouped-query attention over the paged KV of one layer, kv [P, Hkv, 2, S, D]."""
 
-    def __init__(self, config: ModelConfig, ops: Ops) -> None:
+    def __init__(self, config: ModelConfig, ops: Ops, tp: TpGroup) -> None:
         super().__init__()
         self._ops = ops
         self._head_dim = config.head_dim
         self._scale = config.head_dim**-0.5
         hidden, bias = config.hidden_size, config.attention_bias
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = Linear(hidden, q_size, bias=bias, ops=ops)
-        self.k_proj = Linear(hidden, kv_size, bias=bias, ops=ops)
-        self.v_proj = Linear(hidden, kv_size, bias=bias, ops=ops)
-        self.o_proj = Linear(q_size, hidden, bias=bias, ops=ops)
+        q_rows = even_shard(config.num_heads * config.head_dim, tp)
+        kv_rows = kv_shard(config.num_kv_heads, config.head_dim, tp)
+        self.q_proj = ColumnLinear(hidden, q_rows, bias=bias, ops=ops)
+        self.k_proj = ColumnLinear(hidden, kv_rows, bias=bias, ops=ops)
+        self.v_proj = ColumnLinear(hidden, kv_rows, bias=bias, ops=ops)
+        q_columns = even_shard(config.num_heads * config.head_dim, tp, dim=1)
+        self.o_proj = RowLinear(q_columns, hidden, bias=bias, ops=ops, tp=tp)
 
     def forward(self, x: Tensor, layer_pass: LayerPass) -> Tensor:
         """x [T, H] -> [T, H]. K and V come first: they are sent while the rest is computed."""

@@ -9,16 +9,21 @@ from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM
 from pdx.models.llama import build_llama
 from pdx.models.qwen3 import build_qwen3
+from pdx.models.sharding import LoneRank, TpGroup
 
 __all__ = ["CausalLM", "build_model"]
 
+_ALONE = LoneRank()
 
-def build_model(config: ModelConfig, ops: Ops) -> CausalLM:
-    """The model with its parameters not yet filled, on the device that the caller has set."""
+
+def build_model(config: ModelConfig, ops: Ops, tp: TpGroup = _ALONE) -> CausalLM:
+    """This rank's part of the model, parameters not yet filled, on the device that the caller has
+    set.
+    """
     match config.family:
         case Family.LLAMA:
-            return build_llama(config, ops)
+            return build_llama(config, ops, tp)
         case Family.QWEN3:
-            return build_qwen3(config, ops)
+            return build_qwen3(config, ops, tp)
         case _:
             assert_never(config.family)

@@ -1,8 +1,8 @@
 """One rank process, seen from the primary: start it, load the model, run passes, stop it.
 
 Runs on the primary's event loop. The process is `python -m pdx.runner`; it is never imported here,
-so that no torch enters the primary. A rank that dies or hangs stops the node:
-:attr:`RankProcess.failure` is awaited by the engine.
+so that no torch enters the primary. A rank that dies or hangs stops the node: the engine awaits
+:meth:`RankProcess.died` through the group (``pdx.ranks.group``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import logging
 import signal
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
-from pdx.errors import WorkerError, error_from_report
-from pdx.ranks.memory import RankMemory
+from pdx.errors import PdxError, WorkerError, error_from_report
+from pdx.ranks.memory import RankDescriptors
 from pdx.request.batch import Batch, StepOutput
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame
 from pdx.request.rank import FromRank, RankConfig, RankFailed, RankLoading, RankReady
@@ -44,13 +43,12 @@ def how_it_ended(code: int | None) -> str:
 
 
 class RankProcess:
-    """Owns the child process, its channel and its mapped memory."""
+    """Owns the child process and its channel. ``name`` is what messages call it."""
 
-    def __init__(self) -> None:
-        self.memory: RankMemory | None = None
-        #: The last pass that was sent and not yet answered began at this time; None: the rank is
-        #: idle.
-        self.busy_since: float | None = None
+    def __init__(self, name: str = "the rank") -> None:
+        self._name = name
+        #: The rank's memory, once it is ready; whoever takes the descriptors closes them.
+        self.descriptors: RankDescriptors | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._sock: socket.socket | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -88,24 +86,40 @@ class RankProcess:
                 case RankLoading():
                     on_loading(message)
                 case RankReady():
-                    self.memory = await self._receive_memory(message)
+                    self.descriptors = await self._receive_descriptors()
                     return message
                 case _:
-                    raise WorkerError(f"the rank answered {type(message).__name__} while loading")
+                    kind = type(message).__name__
+                    raise WorkerError(f"{self._name} answered {kind} while loading")
 
-    async def run(self, batch: Batch) -> StepOutput:
-        """Run one pass.
+    @property
+    def exit_code(self) -> int:
+        """Of the ended process; negative: a signal's number."""
+        assert self._process is not None and self._process.returncode is not None
+        return self._process.returncode
+
+    async def send_pass(self, frame: bytes) -> None:
+        """Send an encoded Batch.
 
         Raises:
             PdxError: the rank failed or died; the node must stop.
         """
-        self.busy_since = time.monotonic()
-        await self._send(encode_frame(batch))
+        await self._send(frame)
+
+    async def receive_pass(self, pass_idx: int) -> StepOutput:
+        """Wait for the answer to a pass. Raises as :meth:`send_pass` does."""
         message = await self._receive()
-        self.busy_since = None
-        if not isinstance(message, StepOutput) or message.pass_idx != batch.pass_idx:
-            raise WorkerError(f"the rank answered {message} to pass {batch.pass_idx}")
+        if not isinstance(message, StepOutput) or message.pass_idx != pass_idx:
+            raise WorkerError(f"{self._name} answered {message} to pass {pass_idx}")
         return message
+
+    async def last_words(self) -> PdxError:
+        """Read to the end of the channel; returns what the rank failed of, or how it ended."""
+        try:
+            while True:
+                await self._receive()
+        except PdxError as error:
+            return error
 
     async def died(self) -> WorkerError:
         """Wait for the process to end; returns why."""
@@ -168,7 +182,7 @@ class RankProcess:
             chunks += data
         return bytes(chunks)
 
-    async def _receive_memory(self, ready: RankReady) -> RankMemory:
+    async def _receive_descriptors(self) -> RankDescriptors:
         assert self._sock is not None
         sock = self._sock
         loop = asyncio.get_running_loop()
@@ -187,9 +201,7 @@ class RankProcess:
         fds = array.array("i")
         fds.frombytes(ancillary[0][2][:fd_bytes])
         kv_fd, progress_fd, eventfd = fds
-        return RankMemory(
-            kv_fd=kv_fd, progress_fd=progress_fd, eventfd=eventfd, kv_bytes=ready.kv_bytes
-        )
+        return RankDescriptors(kv_fd=kv_fd, progress_fd=progress_fd, progress_eventfd=eventfd)
 
     async def _pump_stderr(self, stream: asyncio.StreamReader) -> None:
         """The rank's stderr goes to our log, and its last lines into the error if it dies."""
@@ -202,7 +214,7 @@ class RankProcess:
                 return
             text = line.decode(errors="replace").rstrip()
             self._stderr_lines.append(text)
-            logger.warning("rank: %s", text)
+            logger.warning("%s: %s", self._name.removeprefix("the "), text)
 
     async def _obituary(self) -> WorkerError:
         assert self._process is not None
@@ -214,5 +226,5 @@ class RankProcess:
         how = how_it_ended(self._process.returncode)
         tail = "\n".join(self._stderr_lines)
         return WorkerError(
-            f"the rank (pid {self._process.pid}) {how}" + (f"\n{tail}" if tail else "")
+            f"{self._name} (pid {self._process.pid}) {how}" + (f"\n{tail}" if tail else "")
         )

@@ -32,7 +32,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     #: "float32", "bfloat16" or "float16": weights, activations and KV.
     dtype: str
     page_size: int
-    #: KV pages; None: as many as ``kv_memory_bytes`` holds.
+    #: KV pages; None: as many as ``kv_memory_bytes`` holds. Both of one rank.
     num_pages: int | None
     kv_memory_bytes: int
     #: torch's intra-op threads; 0 leaves torch's default.
@@ -41,6 +41,11 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     chunk_len: int
     #: Fill fresh KV memory with NaN, so that a read of what nobody wrote shows.
     poison: bool
+    #: This rank's place among the ranks that share the model's layers; 0 leads.
+    tp_rank: int = 0
+    tp_size: int = 1
+    #: A file that does not exist yet, for the ranks to find each other.
+    rendezvous: str = ""
 
 
 class RankLoading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):

@@ -14,6 +14,7 @@ from pdx.kernels.paged_batch import PagedBatch
 from pdx.kv.layout import KvLayout
 from pdx.kv.progress import end_value, layer_value
 from pdx.models.registry import CausalLM
+from pdx.models.sharding import TpGroup
 from pdx.request.batch import Batch, SampledToken, StepOutput
 from pdx.runner.memory import kv_tensor
 from pdx.runner.prompt_scores import score_prompts
@@ -33,8 +34,10 @@ class ModelRunner:
         kv: Tensor,
         layout: KvLayout,
         progress: ProgressWord,
+        tp: TpGroup,
         tokenless_ids: Sequence[int] = (),
     ) -> None:
+        self._tp = tp
         self._model = model
         self._kv = kv
         self._layout = layout
@@ -85,9 +88,11 @@ class ModelRunner:
         if not draws:
             return []
         rows = torch.tensor([draw.row for draw in draws])
-        tokens = sample(self._logits(hidden[rows]), draws)
-        for token in tokens:
-            self._requests.append_sampled(token.request_id, token.token_id)
+        logits = self._logits(hidden[rows])
+        tokens = sample(logits, draws) if self._tp.rank == 0 else []
+        token_ids = torch.tensor([t.token_id for t in tokens] or [0] * len(draws))
+        for draw, token_id in zip(draws, self._tp.from_leader(token_ids).tolist(), strict=True):
+            self._requests.append_sampled(draw.request_id, token_id)
         return tokens
 
     def _logits(self, hidden: Tensor) -> Tensor:

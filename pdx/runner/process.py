@@ -16,8 +16,10 @@ from pdx.kernels.ops import ops_for
 from pdx.kv.geometry import kv_layout, num_pages_in
 from pdx.kv.layout import KvLayout
 from pdx.models.registry import CausalLM, build_model
+from pdx.models.sharding import TpGroup
 from pdx.request.rank import RankConfig, RankLoading, RankReady
 from pdx.runner.channel import Channel
+from pdx.runner.collectives import join_group
 from pdx.runner.memory import export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
 from pdx.weights.load import load_parameters
@@ -39,10 +41,11 @@ def serve(channel: Channel) -> None:
     model_config = ModelConfig.load(folder)
     tokenless_ids = ids_without_token(folder, model_config.vocab_size)
     layout = _layout(config, model_config)
-    model = _load(config, model_config, _reporter(channel))
+    tp = join_group(config)
+    model = _load(config, model_config, tp, _reporter(channel))
     kv_memory, kv = export_kv(layout, _DTYPES[config.dtype], poison=config.poison)
     progress_memory, eventfd, progress = export_progress()
-    runner = ModelRunner(model, model_config, kv, layout, progress, tokenless_ids)
+    runner = ModelRunner(model, model_config, kv, layout, progress, tp, tokenless_ids)
     runner.warm_up()
     # What is loaded stays: the collector need not look at it again in the middle of a pass.
     gc.collect()
@@ -58,7 +61,7 @@ def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
     num_pages = config.num_pages
     if num_pages is None:
         num_pages = num_pages_in(
-            model_config, config.page_size, config.kv_memory_bytes, config.dtype
+            model_config, config.page_size, config.kv_memory_bytes, config.dtype, config.tp_size
         )
         if num_pages == 0:
             raise ConfigError(
@@ -66,16 +69,19 @@ def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
                 f"{config.page_size} tokens",
                 hint="give the KV cache more memory, or use smaller pages",
             )
-    return kv_layout(model_config, config.page_size, num_pages, config.dtype)
+    return kv_layout(model_config, config.page_size, num_pages, config.dtype, config.tp_size)
 
 
 def _load(
-    config: RankConfig, model_config: ModelConfig, on_progress: Callable[[int, int], None]
+    config: RankConfig,
+    model_config: ModelConfig,
+    tp: TpGroup,
+    on_progress: Callable[[int, int], None],
 ) -> CausalLM:
     ops = ops_for(config.device)
     # Parameters are made without memory, so that the model is in memory once, not twice.
     with torch.device("meta"):
-        model = build_model(model_config, ops)
+        model = build_model(model_config, ops, tp)
     load_parameters(model, Path(config.model_folder), _DTYPES[config.dtype], on_progress)
     return model.eval()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from pdx.errors import CheckpointError
+from pdx.models.sharding import Shard, shards_of
 from pdx.weights.index import WeightIndex
 
 __all__ = ["load_parameters"]
@@ -29,7 +30,7 @@ def load_parameters(
     running model.
 
     Args:
-        model: named as the checkpoint names its tensors.
+        model: named as the checkpoint names its tensors; of sharded ones it holds a part.
         folder: a Hugging Face folder.
         dtype: of the parameters; buffers keep theirs.
         on_progress: called with bytes done and bytes in all, once per tensor.
@@ -40,25 +41,35 @@ def load_parameters(
     """
     parameters = dict(model.named_parameters())
     index = WeightIndex.open(folder)
-    _check(parameters, index, folder)
+    shards = shards_of(model)
+    _check(parameters, shards, index, folder)
     total = sum(p.numel() for p in parameters.values()) * dtype.itemsize
     done = 0
     for name, stored in index.read(list(parameters)):
         owner, _, leaf = name.rpartition(".")
-        value = torch.empty(stored.shape, dtype=dtype).copy_(stored)
+        part = stored
+        if (shard := shards.get(name)) is not None:
+            part = stored.narrow(shard.dim, shard.start, shard.size)
+        value = torch.empty(part.shape, dtype=dtype).copy_(part)
         setattr(model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
         done += value.nbytes
         on_progress(done, total)
 
 
-def _check(parameters: dict[str, nn.Parameter], index: WeightIndex, folder: Path) -> None:
+def _check(
+    parameters: Mapping[str, nn.Parameter],
+    shards: Mapping[str, Shard],
+    index: WeightIndex,
+    folder: Path,
+) -> None:
     stored = index.tensors
     missing = [name for name in parameters if name not in stored]
     unused = [name for name in stored if name not in parameters and not _ignorable(name)]
+    wanted = {name: _whole_shape(p, shards.get(name)) for name, p in parameters.items()}
     misshaped = [
-        f"{name} is {list(stored[name].shape)}, wanted {list(parameter.shape)}"
-        for name, parameter in parameters.items()
-        if name in stored and stored[name].shape != tuple(parameter.shape)
+        f"{name} is {list(stored[name].shape)}, wanted {list(shape)}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name].shape != shape
     ]
     mistyped = [
         f"{name} is {stored[name].dtype}"
@@ -76,6 +87,14 @@ def _check(parameters: dict[str, nn.Parameter], index: WeightIndex, folder: Path
         raise CheckpointError(
             f"{folder}: the weights are not those of its config.json: {'; '.join(problems)}"
         )
+
+
+def _whole_shape(parameter: nn.Parameter, shard: Shard | None) -> tuple[int, ...]:
+    """Of the stored tensor, of which the parameter holds a shard or all."""
+    shape = list(parameter.shape)
+    if shard is not None:
+        shape[shard.dim] = shard.whole
+    return tuple(shape)
 
 
 def _ignorable(name: str) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 
 from pdx.errors import CapacityError, ProtocolError
+from pdx.kv.layout import KvLayout, NodeLayout
 from pdx.kv.pages import Proof
 from pdx.messenger.actions import (
     Accept,
@@ -52,12 +53,23 @@ from pdx.messenger.messages import (
     Refuse,
     Reject,
 )
-from pdx.messenger.plan import expected_atoms
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
 from pdx.request.batch import ScoredToken
 
 PAGE, LAYERS, CHUNK, DST_PAGES = 4, 3, 8, 64
+LAYOUT = NodeLayout(
+    rank=KvLayout(
+        num_layers=LAYERS,
+        num_kv_heads=2,
+        head_dim=8,
+        page_size=PAGE,
+        num_pages=DST_PAGES,
+        itemsize=2,
+    ),
+    tp_size=1,
+    num_kv_heads=2,
+)
 
 
 @dataclass
@@ -105,7 +117,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.decode = DecodeSide(self.slots, TransferTimeouts(lost_writes_s=1.0, drain_s=10.0))
-        self.prefill = PrefillSide(page_size=PAGE, num_layers=LAYERS, num_dst_pages=DST_PAGES)
+        self.prefill = PrefillSide(src=LAYOUT, dst=LAYOUT)
 
     # ---- decoder --------------------------------------------------------------------------
 
@@ -125,7 +137,7 @@ class World:
             page_indices=pages,
             slot=pair[0],
             generation=pair[1],
-            atoms=expected_atoms(num_tokens, 0, PAGE, LAYERS),
+            atoms_by_rank=[len(pages) * LAYERS],
             prompt_logprobs=self.rng.choice([None, 0]),
             last_token_id=1,
         )
@@ -225,12 +237,12 @@ class World:
                     self.jobs[transfer_id].held = False
                 case OpenSend(transfer_id=transfer_id):
                     self.jobs[transfer_id].send_open = True
-                case Arm(transfer_id=transfer_id, pairs=pairs):
+                case Arm(transfer_id=transfer_id, batches=batches):
                     job = self.jobs[transfer_id]
                     assert job.held and not job.sealed
                     assert not job.cancelled or job.failed, "armed after it was cancelled"
                     if not job.cancelled:  # a failed transfer takes nothing more
-                        job.to_post += len(pairs) * LAYERS
+                        job.to_post += sum(each.batch.num_atoms for each in batches)
                 case Seal(transfer_id=transfer_id):
                     self.jobs[transfer_id].sealed = True
                 case CancelSend(transfer_id=transfer_id):
@@ -248,6 +260,7 @@ class World:
             actions = self.prefill.on_chunk(
                 transfer_id,
                 pass_idx=1,
+                start=start,
                 end=job.done,
                 last=job.done == job.num_tokens,
                 src_page_indices=tuple(range(8)),
@@ -390,7 +403,7 @@ def _started(slots: SlotTable, prompt_logprobs: int | None = None) -> tuple[Deco
         page_indices=[0, 1],
         slot=pair[0],
         generation=pair[1],
-        atoms=6,
+        atoms_by_rank=[6],
         prompt_logprobs=prompt_logprobs,
     )
     side = DecodeSide(slots, TransferTimeouts())
@@ -454,7 +467,7 @@ def test_reject_gives_everything_back_with_the_peers_reason() -> None:
 
 
 def test_cancel_of_a_finished_transfer_still_gets_its_totals() -> None:
-    side = PrefillSide(page_size=PAGE, num_layers=LAYERS, num_dst_pages=DST_PAGES)
+    side = PrefillSide(src=LAYOUT, dst=LAYOUT)
     message = Prefill(
         transfer_id=7,
         token_ids=[1] * 4,
@@ -462,10 +475,10 @@ def test_cancel_of_a_finished_transfer_still_gets_its_totals() -> None:
         page_indices=[3],
         slot=1,
         generation=0,
-        atoms=3,
+        atoms_by_rank=[3],
     )
     side.on_message(message)
-    side.on_chunk(7, pass_idx=1, end=4, last=True, src_page_indices=(0,), now_ns=0)
+    side.on_chunk(7, pass_idx=1, start=0, end=4, last=True, src_page_indices=(0,), now_ns=0)
     side.on_send_done(7, posted=3, failed=0, last_progress_ns=0)
     assert side.on_message(Cancel(transfer_id=7)) == [
         Send(Drained(transfer_id=7, atoms=3, failed=0))
@@ -476,6 +489,6 @@ def test_a_side_refuses_messages_that_it_cannot_get() -> None:
     refusal = Refuse(reason="no")
     with pytest.raises(ProtocolError):
         DecodeSide(SlotTable(), TransferTimeouts()).on_message(refusal, 0.0)
-    side = PrefillSide(page_size=PAGE, num_layers=LAYERS, num_dst_pages=DST_PAGES)
+    side = PrefillSide(src=LAYOUT, dst=LAYOUT)
     with pytest.raises(ProtocolError):
         side.on_message(refusal)

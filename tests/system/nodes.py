@@ -83,12 +83,16 @@ class Node:
 
     def has_child(self, module: str) -> bool:
         """Whether a process of this kind is there."""
-        return any(module in _command_line(pid) for pid in self.family())
+        return bool(self.children(module))
 
     def child(self, module: str) -> int:
-        """Process id of the node's rank (`pdx.runner`) or frontend (`pdx.server`)."""
-        [pid] = [pid for pid in self.family() if module in _command_line(pid)]
+        """Process id of the node's only rank (`pdx.runner`) or frontend (`pdx.server`)."""
+        [pid] = self.children(module)
         return pid
+
+    def children(self, module: str) -> list[int]:
+        """Process ids of all of a kind."""
+        return [pid for pid in self.family() if module in _command_line(pid)]
 
     def signal_family(self, number: int) -> None:
         """Send a signal to all of the node's processes, children first."""

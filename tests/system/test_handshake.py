@@ -46,10 +46,9 @@ def test_another_chat_template(any_prefiller: Prefiller, tiny_llama: Path, tmp_p
     assert set(rows(said)) == {"text_id"}
 
 
-def test_other_page_size_and_dtype(any_prefiller: Prefiller, tmp_path: Path) -> None:
-    options = ["--page-size", "32", "--dtype", "bfloat16"]
-    said = refusal(any_prefiller, tmp_path / "log", *options)
-    assert rows(said) == {"page_size": ["16", "32"], "dtype": ["float32", "bfloat16"]}
+def test_another_dtype(any_prefiller: Prefiller, tmp_path: Path) -> None:
+    said = refusal(any_prefiller, tmp_path / "log", "--dtype", "bfloat16")
+    assert rows(said) == {"dtype": ["float32", "bfloat16"]}
 
 
 def test_no_common_data_path(pair: Pair, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Recorder:
         ({"prompt_logprobs": 10**9, "last_token_id": 1}, "prompt_logprobs must be"),
         ({"prompt_logprobs": 1, "last_token_id": 512}, "token id 512 is outside"),
         ({"page_indices": [PAGES]}, "destination pages"),
-        ({"atoms": LAYERS + 1}, "the plan has"),
+        ({"atoms_by_rank": [LAYERS + 1]}, "the plan has"),
     ],
 )
 async def test_nonsense_is_refused_and_the_prefiller_goes_on(
@@ -75,8 +75,8 @@ async def test_nonsense_is_refused_and_the_prefiller_goes_on(
         MappedMemory(
             kv_address=address,
             kv_bytes=LAYERS * PAGES * PAGE_BYTES,
-            progress_address=address + LAYERS * PAGES * PAGE_BYTES,
-            progress_eventfd=eventfd,
+            progress_addresses=(address + LAYERS * PAGES * PAGE_BYTES,),
+            progress_eventfds=(eventfd,),
         ),
         FabricOptions(),
     )
@@ -105,7 +105,7 @@ async def test_nonsense_is_refused_and_the_prefiller_goes_on(
             ask: dict[str, object] = {
                 "token_ids": [1],
                 "page_indices": [0],
-                "atoms": LAYERS,
+                "atoms_by_rank": [LAYERS],
             } | fields
             connector.link.start(
                 Prefill(
