@@ -13,12 +13,17 @@ only be ended with a :class:`Proof`, and none of the proofs is a timer.
     free --lease--> leased --hold REMOTE_WRITE--> in flight --drop(proof)--> filled --retire--> free
                       |                              |
                       +----------- retire -----------+-----> quarantined --last use ends--> free
+
+A page whose content is final can be *published* under a key: then later leases may share it, and it
+is only read from then on. A published page is filled while any lease has it; after the last one it
+is cached, until it is shared again or, least recently used first, its place is needed.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["PageCounts", "PagePool", "PageState", "Proof", "Use"]
@@ -32,6 +37,7 @@ class PageState(enum.Enum):
     IN_FLIGHT = "in_flight"
     FILLED = "filled"
     QUARANTINED = "quarantined"
+    CACHED = "cached"
 
 
 class Use(enum.Enum):
@@ -70,20 +76,24 @@ class PageCounts:
     in_flight: int
     filled: int
     quarantined: int
+    cached: int
 
     @property
     def total(self) -> int:
-        return self.free + self.leased + self.in_flight + self.filled + self.quarantined
+        busy = self.leased + self.in_flight + self.filled + self.quarantined
+        return self.free + busy + self.cached
 
     @property
     def at_rest(self) -> bool:
         """True when nothing is leased, in flight, filled or quarantined."""
-        return self.free == self.total
+        return self.free + self.cached == self.total
 
 
 @dataclass(slots=True)
 class _Lease:
     page_indices: list[int]
+    #: How many of the pages are published.
+    num_published: int = 0
     uses: dict[Use, int] = field(default_factory=lambda: dict.fromkeys(Use, 0))
     filled: bool = False
     retired: bool = False
@@ -113,28 +123,60 @@ class PagePool:
         # First in, first out: a page that was just given back is the last one to be given out
         # again.
         self._free: deque[int] = deque(range(num_pages))
+        #: How many leases have each page.
+        self._num_leases = [0] * num_pages
+        self._page_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        #: Published pages that no lease has; the least recently used first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._leases: dict[int, _Lease] = {}
         self._next_lease_id = 1
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Pages that a lease can have: free ones, and cached ones, which give way."""
+        return len(self._free) + len(self._cached)
 
-    def lease(self, num_pages: int) -> int | None:
-        """Reserve pages under a new lease id, all or none; None when there are not enough."""
-        if num_pages > len(self._free):
+    def lease(self, num_pages: int, shared: Sequence[int] = ()) -> int | None:
+        """Reserve pages under a new lease id, all or none; None when there are not enough.
+
+        Args:
+            num_pages: pages besides the shared ones.
+            shared: published pages, which come first in the lease.
+        """
+        if num_pages > self.num_free - sum(page in self._cached for page in shared):
             return None
+        for page in shared:
+            assert page in self._key_of, f"page {page} is not published"
+            self._cached.pop(page, None)
+            self._num_leases[page] += 1
         lease_id = self._next_lease_id
         self._next_lease_id += 1
-        self._leases[lease_id] = _Lease([self._free.popleft() for _ in range(num_pages)])
+        self._leases[lease_id] = _Lease([*shared, *self._take(num_pages)], len(shared))
         return lease_id
+
+    def publish(self, lease_id: int, place: int, key: bytes) -> None:
+        """The lease's page at this place is complete and stays as it is: others may share it.
+
+        Does nothing where another page has the same content.
+        """
+        lease = self._live(lease_id)
+        page = lease.page_indices[place]
+        if key not in self._page_of and page not in self._key_of:
+            self._page_of[key] = page
+            self._key_of[page] = key
+            lease.num_published += 1
+
+    def find(self, key: bytes) -> int | None:
+        """The page that was published under a key, if it is still there."""
+        return self._page_of.get(key)
 
     def extend(self, lease_id: int, num_pages: int) -> list[int] | None:
         """Add pages to a lease, all or none; the new ones, None when there are not enough."""
         lease = self._live(lease_id)
-        if num_pages > len(self._free):
+        if num_pages > self.num_free:
             return None
-        new = [self._free.popleft() for _ in range(num_pages)]
+        new = self._take(num_pages)
         lease.page_indices.extend(new)
         return new
 
@@ -187,8 +229,10 @@ class PagePool:
         """Pages by state; checks that every page is accounted for."""
         by_state = dict.fromkeys(PageState, 0)
         by_state[PageState.FREE] = len(self._free)
+        by_state[PageState.CACHED] = len(self._cached)
+        by_state[PageState.FILLED] = len(self._key_of) - len(self._cached)
         for lease in self._leases.values():
-            by_state[lease.state] += len(lease.page_indices)
+            by_state[lease.state] += len(lease.page_indices) - lease.num_published
         counts = PageCounts(**{state.value: count for state, count in by_state.items()})
         assert counts.total == self.num_pages, f"{counts} do not add up to {self.num_pages}"
         return counts
@@ -198,5 +242,24 @@ class PagePool:
         assert not lease.retired, f"lease {lease_id} was given up"
         return lease
 
+    def _take(self, num_pages: int) -> list[int]:
+        taken = []
+        for _ in range(num_pages):
+            if not self._free:
+                page, _ = self._cached.popitem(last=False)
+                del self._page_of[self._key_of.pop(page)]
+                self._free.append(page)
+            taken.append(self._free.popleft())
+            self._num_leases[taken[-1]] = 1
+        return taken
+
     def _free_pages(self, lease_id: int) -> None:
-        self._free.extend(self._leases.pop(lease_id).page_indices)
+        pages = self._leases.pop(lease_id).page_indices
+        for page in pages:
+            self._num_leases[page] -= 1
+            if page not in self._key_of:
+                self._free.append(page)
+        # The last page of a prefix gives way first: without the ones before it is of no use.
+        for page in reversed(pages):
+            if page in self._key_of and not self._num_leases[page]:
+                self._cached[page] = None

@@ -12,6 +12,9 @@ A colocated engine and a prefiller start what they admit at once; a decoder star
 cache has arrived. Admission is first come, first served, so that nobody starves; a sequence that
 runs out of pages preempts the youngest, which later resumes with prompt and output as its new
 prompt.
+
+With a prefix cache, pages are published as soon as all of their tokens are computed, by the hash of
+all tokens up to their end; a sequence begins with the published pages of its longest known prefix.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from pdx.request.batch import (
     StepOutput,
 )
 from pdx.request.request import FinishReason, SamplingParams
+from pdx.scheduler.prefixes import PrefixSharing
 from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceState, SequenceUpdate
 
 __all__ = ["PrefillChunk", "ScheduledPass", "Scheduler", "SchedulerLimits"]
@@ -69,10 +73,17 @@ class ScheduledPass:
 
 
 class Scheduler:
-    """See the module's docstring."""
+    """See the module's docstring.
 
-    def __init__(self, limits: SchedulerLimits, pool: PagePool) -> None:
+    Args:
+        cache_root: names what the KV depends on besides tokens; None: no prefix cache.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, pool: PagePool, cache_root: str | None = None
+    ) -> None:
         self.limits = limits
+        self._prefixes = PrefixSharing(pool, limits.page_size, cache_root)
         self.pool = pool
         self._waiting: deque[Sequence] = deque()
         #: ADMITTED and RUNNING, oldest first (dicts keep order).
@@ -90,13 +101,20 @@ class Scheduler:
         token_ids: list[int],
         sampling: SamplingParams | None,
         scoring: PromptScoring | None = None,
+        cache_salt: str = "",
     ) -> None:
-        """Queue a request; ``scoring`` where its prompt is prefilled and scored here.
+        """Queue a request.
+
+        Args:
+            scoring: where its prompt is prefilled and scored here.
+            cache_salt: only requests with the same one share pages of the prefix cache.
 
         Raises:
             InvalidRequest: it could never fit this node's pages.
         """
-        sequence = Sequence(request_id, list(token_ids), len(token_ids), sampling, scoring)
+        sequence = Sequence(
+            request_id, list(token_ids), len(token_ids), sampling, scoring, cache_salt
+        )
         assert token_ids and request_id not in self._active
         needed = self._num_pages_for(sequence.max_len())
         if needed > self.pool.num_pages:
@@ -112,24 +130,28 @@ class Scheduler:
         admitted: list[Sequence] = []
         while self._waiting and len(self._active) < self.limits.max_num_seqs:
             sequence = self._waiting[0]
-            lease_id = self.pool.lease(self._num_pages_at_admission(sequence))
+            shared = self._prefixes.known(sequence)
+            num_fresh = self._num_pages_at_admission(sequence) - len(shared)
+            lease_id = self.pool.lease(num_fresh, shared)
             if lease_id is None:
                 break
             self._waiting.popleft()
             sequence.lease_id = lease_id
+            sequence.num_cached = len(shared) * self.limits.page_size
             sequence.state = SequenceState.ADMITTED
             self._active[sequence.request_id] = sequence
             admitted.append(sequence)
         return admitted
 
-    def start(self, request_id: int, *, num_computed: int = 0) -> None:
+    def start(self, request_id: int, *, num_computed: int | None = None) -> None:
         """Let an admitted request take part in passes; ``num_computed`` of its tokens are in its
-        pages already.
+        pages already (None: those that its prefix shares).
         """
         sequence = self._active[request_id]
         assert sequence.state is SequenceState.ADMITTED
         sequence.state = SequenceState.RUNNING
-        sequence.num_computed = num_computed
+        sequence.num_computed = sequence.num_cached if num_computed is None else num_computed
+        self._prefixes.publish(sequence)
 
     def abort(self, request_id: int) -> None:
         """End a request, wherever it is; unknown ids are fine. Pages follow the pool's rules."""
@@ -196,6 +218,7 @@ class Scheduler:
             if sequence.state is SequenceState.ENDED:
                 self._forget(sequence)
             else:
+                self._prefixes.publish(sequence)
                 request_id = sequence.request_id
                 update = self._advance(sequence, sampled.get(request_id), scores.get(request_id))
                 if update is not None:
@@ -279,6 +302,8 @@ class Scheduler:
             sequence.sampling,
             # Scores go by position, so that some may come again.
             scoring=None if sequence.prefill_done else sequence.scoring,
+            cache_salt=sequence.cache_salt,
+            page_keys=sequence.page_keys,
         )
         self._waiting.appendleft(fresh)
 

@@ -47,10 +47,18 @@ class Sequence:
     #: None where this node only prefills the request.
     sampling: SamplingParams | None
     scoring: PromptScoring | None = None
+    #: Part of what its pages are known by.
+    cache_salt: str = ""
+    #: Keys of its first pages, as far as they were asked for.
+    page_keys: list[bytes] = field(default_factory=list)
     state: SequenceState = SequenceState.WAITING
     lease_id: int | None = None
     #: Tokens at the front of ``token_ids`` whose KV is in our pages.
     num_computed: int = 0
+    #: Of these: tokens in pages that another sequence has computed.
+    num_cached: int = 0
+    #: Pages at the front that others may share.
+    num_published: int = 0
     #: Tokens of the pass that runs now; 0 when it takes no part.
     num_in_pass: int = 0
     #: Pages the rank has been told of.
@@ -72,6 +80,19 @@ class Sequence:
     @property
     def prefill_done(self) -> bool:
         return self.num_computed >= self.prefill_len
+
+    @property
+    def may_share(self) -> bool:
+        """Its prefix may come from the cache. To be scored, a prompt must be computed."""
+        sampled = self.sampling is not None and self.sampling.prompt_logprobs is not None
+        return self.scoring is None and (not sampled or self.output_len > 0)
+
+    @property
+    def max_cached_len(self) -> int:
+        """The longest prefix that may come from the cache. A prefiller computes one token at least:
+        its pass is what ends the prompt.
+        """
+        return self.prefill_len - (self.sampling is None)
 
     def max_len(self) -> int:
         """The longest the sequence can become."""
