@@ -1,6 +1,6 @@
 """`python -m pdx` is the `pdx` command."""
 
-from pdx.cli.main import main
+from pdx.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tomllib
@@ -47,6 +48,25 @@ def test_the_reference_is_what_its_script_writes() -> None:
     assert (ROOT / "docs" / "cli.md").read_text("utf-8") == reference()
 
 
+def test_an_interrupt_while_the_command_is_imported_is_quiet(tmp_path: Path) -> None:
+    """A typer that stays in the middle of its import."""
+    (tmp_path / "typer.py").write_text("print('importing', flush=True); input()")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pdx", "--version"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.communicate() == (b"", b"")
+
+
 def test_version() -> None:
     run = pdx("--version")
     assert (run.returncode, run.stdout) == (0, f"pdx {__version__}\n")
@@ -65,6 +85,31 @@ def test_a_shell_completes_commands_flags_and_choices(words: str, wanted: str) -
         COMP_CWORD=str(count),
     )
     assert wanted in run.stdout.split()
+
+
+def in_bash(script: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in a shell in which `pdx` is this environment's."""
+    here = Path(sys.executable).parent
+    return subprocess.run(
+        ["bash", "-c", f"{script}\n:"],
+        env=os.environ | {"HOME": str(home), "PATH": f"{here}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+
+
+def test_completion_that_is_installed_works_in_a_new_shell(tmp_path: Path) -> None:
+    shown = in_bash("pdx --show-completion", tmp_path).stdout
+    assert "complete -o default -F _pdx_completion pdx" in shown
+    in_bash("pdx --install-completion", tmp_path)
+    run = in_bash(
+        "source ~/.bashrc; COMP_WORDS=(pdx dec); COMP_CWORD=1\n"
+        "_pdx_completion pdx; echo ${COMPREPLY[@]}",
+        tmp_path,
+    )
+    assert (run.stdout, run.stderr) == ("decode\n", "")
 
 
 @pytest.mark.parametrize(
