@@ -16,7 +16,9 @@ from pdx.kernels.attention_tiles import next_power_of_2
 
 __all__ = [
     "TileConfig",
+    "arch_of",
     "decode_config",
+    "mla_decode_config",
     "num_splits_for",
     "prefill_config",
 ]
@@ -41,27 +43,57 @@ class TileConfig:
     num_stages: int
 
 
+def arch_of(device: torch.device) -> int:
+    """The architecture that a device's code is chosen for: 80, 90 or 100.
+
+    The interpreter (and whatever has no GPU) gets sm_90's choices.
+    """
+    if device.type != "cuda":
+        return 90
+    major, _ = torch.cuda.get_device_capability(device)
+    return {9: 90, 10: 100}.get(major, 80)
+
+
 def decode_config(num_rows: int, head_dim: int, kv_dtype: torch.dtype) -> TileConfig:
     """``num_rows``: query heads of a KV head times rows of a request."""
     block_m = max(16, next_power_of_2(num_rows))
-    wide = next_power_of_2(head_dim) > 128 or kv_dtype == torch.float32
+    wide = _is_wide(head_dim, kv_dtype)
     return TileConfig(
         block_m=block_m,
         block_n=32 if wide else 64,
-        num_warps=4,
+        num_warps=4 if block_m < 64 else 8,
         num_stages=2 if wide else 3,
     )
 
 
-def prefill_config(num_groups: int, head_dim: int, dtype: torch.dtype) -> TileConfig:
-    """A tile of rows holds as many whole tokens (of ``num_groups`` heads each) as fit."""
-    wide = next_power_of_2(head_dim) > 128 or dtype == torch.float32
+def prefill_config(arch: int, head_dim: int, kv_dtype: torch.dtype) -> TileConfig:
+    """A tile of rows holds as many whole tokens (of all heads of a KV head) as fit."""
+    wide = _is_wide(head_dim, kv_dtype)
+    # sm_100 adds up in a memory of its own.
+    is_small = kv_dtype == torch.float32 or (wide and arch != 100)
     return TileConfig(
-        block_m=64 if wide else 128,
-        block_n=32 if wide else 64,
-        num_warps=4 if wide else 8,
+        block_m=64 if is_small else 128,
+        # sm_80 keeps the operands of its matrix instructions in registers.
+        block_n=32 if wide or arch == 80 else 64,
+        num_warps=8,
         num_stages=2 if wide else 3,
     )
+
+
+def mla_decode_config(arch: int, num_rows: int, dtype: torch.dtype) -> TileConfig:
+    """``num_rows``: heads times rows of a request. 64 x 512 sums need the registers of 8 warps."""
+    block_m = min(32 if arch == 80 else 64, max(16, next_power_of_2(num_rows)))
+    return TileConfig(
+        block_m=block_m,
+        block_n=16 if dtype == torch.float32 else 32,
+        num_warps=4 if block_m == 16 else 8,
+        num_stages=3 if block_m == 16 else 2,
+    )
+
+
+def _is_wide(head_dim: int, kv_dtype: torch.dtype) -> bool:
+    """float32 is for tests: exact, slow and not in the gate."""
+    return next_power_of_2(head_dim) > 128 or kv_dtype == torch.float32
 
 
 def num_splits_for(num_programs: int, context_len: int, device: torch.device) -> int:

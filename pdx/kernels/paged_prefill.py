@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pdx.kernels import decisions
 from pdx.kernels.attention_tiles import (
     ScoreScale,
     capped,
@@ -24,7 +25,6 @@ from pdx.kernels.attention_tiles import (
     tile_pages,
     token_offsets,
 )
-from pdx.kernels.decisions import prefill_config
 from pdx.kernels.kv_view import check_kv, compute_dtype
 from pdx.kernels.page_tables import PageTables
 
@@ -60,7 +60,7 @@ def paged_prefill(
         return out
     num_kv_heads, page_size, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
     num_groups = q.shape[1] // num_kv_heads
-    config = prefill_config(num_groups, head_dim, kv.dtype)
+    config = decisions.prefill_config(decisions.arch_of(q.device), head_dim, kv.dtype)
     score = ScoreScale.of(scale * kv_scales[0], soft_cap)
     num_tiles = -(-tables.max_rows // (config.block_m // num_groups))
     _kernel[(num_tiles, num_kv_heads, len(tables))](

@@ -1,0 +1,56 @@
+"""Attention over paged latents (MLA): softmax(q [c; r]^T scale) c.
+
+A token's memory is its latent c and its rotated key r, shared by all heads; the projections from
+the latent to keys and values are absorbed into q and into what follows. Rows and contexts as in
+``paged_attention``. Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.reference.accumulate import widen
+
+__all__ = ["mla_attention", "mla_chunk_attention"]
+
+
+def mla_attention(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, latent_dim: int
+) -> Tensor:
+    """q [T, Hq, R + E], kv [P, S, R + E] (one layer, appended) -> [T, Hq, R] in q's dtype."""
+    out = torch.empty_like(q[..., :latent_dim])
+    for span in batch.spans:
+        context = kv[span.page_indices].flatten(0, 1)[: span.context_len]
+        keys = context[:, None, :]
+        out[span.rows] = _attend(q[span.rows], keys, keys[..., :latent_dim], scale)
+    return out
+
+
+def mla_chunk_attention(
+    q: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, batch: PagedBatch, scale: float
+) -> Tensor:
+    """Not absorbed: q [T, Hq, N + E] over k_nope [C, Hq, N], k_rope [C, E], v [C, Hq, V].
+
+    C: the contexts of the spans, one after the other. -> [T, Hq, V] in q's dtype.
+    """
+    out = q.new_empty(*q.shape[:2], v.shape[2])
+    k = torch.cat([k_nope, k_rope[:, None].expand(-1, q.shape[1], -1)], dim=-1)
+    begin = 0
+    for span in batch.spans:
+        context = slice(begin, begin + span.context_len)
+        out[span.rows] = _attend(q[span.rows], k[context], v[context], scale)
+        begin += span.context_len
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """k [context, Hq or 1, ...]; the rows are the last tokens of the context."""
+    (num_rows, num_heads), context_len = q.shape[:2], len(k)
+    k, v = (widen(x).expand(-1, num_heads, -1) for x in (k, v))
+    scores = torch.einsum("thd,chd->htc", widen(q), k) * scale
+    last_seen = torch.arange(context_len - num_rows, context_len)[:, None]
+    unseen = torch.arange(context_len)[None, :] > last_seen
+    weights = torch.softmax(scores.masked_fill(unseen, float("-inf")), dim=-1)
+    return torch.einsum("htc,chv->thv", weights, v).to(q.dtype)
