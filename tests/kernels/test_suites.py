@@ -40,3 +40,7 @@ def test_interpreted_kernels_equal_their_references() -> None:
 @pytest.mark.slow
 def test_interpreted_kernels_equal_their_references_in_more_shapes() -> None:
     run_suite("triton", "-m", "slow")
+
+
+def test_changed_kernels_compile_within_the_limits() -> None:
+    run_suite("gate")
