@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from pdx.errors import ConfigError
-from pdx.kernels.cpu.kv_append import kv_append as cpu_kv_append
 from pdx.kernels.cpu.linear import linear as cpu_linear
 from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
 from pdx.kernels.cpu.rms_norm import rms_norm as cpu_rms_norm
 from pdx.kernels.cpu.rope import rope as cpu_rope
+from pdx.kernels.cpu.rope_kv_append import rope_kv_append as cpu_rope_kv_append
 from pdx.kernels.cpu.silu_mul import silu_mul as cpu_silu_mul
 from pdx.kernels.paged_batch import PagedBatch
-from pdx.kernels.reference.kv_append import kv_append
 from pdx.kernels.reference.linear import linear
 from pdx.kernels.reference.paged_attention import paged_attention
 from pdx.kernels.reference.rms_norm import rms_norm
 from pdx.kernels.reference.rope import rope
+from pdx.kernels.reference.rope_kv_append import rope_kv_append
 from pdx.kernels.reference.silu_mul import silu_mul
 
 __all__ = ["REFERENCE_OPS", "Ops", "ops_for"]
@@ -33,7 +34,7 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_mul: Callable[[Tensor, Tensor], Tensor]
-    kv_append: Callable[[Tensor, Tensor, Tensor, PagedBatch], None]
+    rope_kv_append: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PagedBatch], None]
     paged_attention: Callable[[Tensor, Tensor, PagedBatch, float], Tensor]
 
 
@@ -42,7 +43,7 @@ REFERENCE_OPS = Ops(
     rms_norm=rms_norm,
     rope=rope,
     silu_mul=silu_mul,
-    kv_append=kv_append,
+    rope_kv_append=rope_kv_append,
     paged_attention=paged_attention,
 )
 _CPU_OPS = replace(
@@ -51,17 +52,35 @@ _CPU_OPS = replace(
     rms_norm=cpu_rms_norm,
     rope=cpu_rope,
     silu_mul=cpu_silu_mul,
-    kv_append=cpu_kv_append,
+    rope_kv_append=cpu_rope_kv_append,
     paged_attention=cpu_paged_attention,
 )
 
 
 def ops_for(device: str) -> Ops:
-    """The ops of a device.
+    """The ops of a device; with ``PDX_KERNELS=interpret``, Triton's kernels on a CPU.
 
     Raises:
-        ConfigError: the device is not served.
+        ConfigError: the device is not served, or ``PDX_KERNELS`` says something else.
     """
     if device != "cpu":
         raise ConfigError(f"device {device!r} is not served", hint="use --device cpu")
+    kernels = os.environ.get("PDX_KERNELS", "")
+    if kernels == "interpret":
+        return _interpreted_ops()
+    if kernels:
+        raise ConfigError(f"PDX_KERNELS is {kernels!r}", hint="set it to interpret, or unset it")
     return _CPU_OPS
+
+
+def _interpreted_ops() -> Ops:
+    # Here, because only this process wants Triton, which takes a second to import.
+    from pdx.kernels import triton_ops
+
+    triton_ops.prepare_interpreter()
+    return replace(
+        REFERENCE_OPS,
+        rope=triton_ops.rope,
+        rope_kv_append=triton_ops.rope_kv_append,
+        paged_attention=triton_ops.PagedAttention(),
+    )

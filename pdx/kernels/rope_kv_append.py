@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdx.kernels.attention_tiles import next_power_of_2
 
-__all__ = ["rope_kv_append"]
+__all__ = ["rope", "rope_kv_append"]
 
 #: Heads of one program.
 _BLOCK_H = 16
@@ -47,6 +47,32 @@ def rope_kv_append(
         interleaved: pairs are (x[2i], x[2i+1]), not (x[i], x[i + D/2]).
         kv_scales: what a stored K, and a stored V, of 1 means.
     """
+    return _launch(q, k, v, cos, sin, kv, token_pages, token_offsets, interleaved, kv_scales)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """What ``rope_kv_append`` does to q, alone: x [T, H, D] turned."""
+    num_tokens, _, head_dim = x.shape
+    no_heads = x[:, :0]
+    no_kv = x.new_empty(1, 0, 2, 1, head_dim)
+    no_places = cos.new_empty(num_tokens, dtype=torch.int32)
+    return _launch(
+        x, no_heads, no_heads, cos, sin, no_kv, no_places, no_places, interleaved, (1.0, 1.0)
+    )
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    token_pages: Tensor,
+    token_offsets: Tensor,
+    interleaved: bool,
+    kv_scales: tuple[float, float],
+) -> Tensor:
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, page_size = kv.shape[1], kv.shape[3]
     assert q.stride(2) == k.stride(2) == v.stride(2) == cos.stride(1) == sin.stride(1) == 1

@@ -57,9 +57,9 @@ class Qwen3Attention(nn.Module):
         """x [T, H] -> [T, H]. K and V come first: they are sent while the rest is computed."""
         ops, cos_sin, kv, batch = self._ops, layer_pass.cos_sin, layer_pass.kv, layer_pass.batch
         heads = (x.shape[0], -1, self._head_dim)
-        k = ops.rope(self.k_norm(self.k_proj(x).view(heads)), *cos_sin)
+        k = self.k_norm(self.k_proj(x).view(heads))
         v = self.v_proj(x).view(heads)
-        ops.kv_append(k, v, kv, batch)
+        ops.rope_kv_append(k, v, *cos_sin, kv, batch)
         layer_pass.on_kv_ready()
         q = ops.rope(self.q_norm(self.q_proj(x).view(heads)), *cos_sin)
         out: Tensor = self.o_proj(ops.paged_attention(q, kv, batch, self._scale).flatten(1))

@@ -34,6 +34,8 @@ def main() -> int:
     # lengths grew by 1 GiB before its caches of 1,024 were full. Read when torch is imported.
     for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         os.environ.setdefault(name, "64")
+    if os.environ.get("PDX_KERNELS") == "interpret":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
     keep_freed_memory()
     parser = argparse.ArgumentParser(prog="python -m pdx.runner", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited UNIX stream socket")

@@ -61,15 +61,17 @@ def test_layer_is_reported_after_its_append_and_before_its_attention(
 ) -> None:
     events: list[str] = []
 
-    def append(k: Tensor, v: Tensor, kv: Tensor, batch: PagedBatch) -> None:
-        REFERENCE_OPS.kv_append(k, v, kv, batch)
+    def append(
+        k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: PagedBatch
+    ) -> None:
+        REFERENCE_OPS.rope_kv_append(k, v, cos, sin, kv, batch)
         events.append("append")
 
     def attend(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
         events.append("attend")
         return REFERENCE_OPS.paged_attention(q, kv, batch, scale)
 
-    ops = replace(REFERENCE_OPS, kv_append=append, paged_attention=attend)
+    ops = replace(REFERENCE_OPS, rope_kv_append=append, paged_attention=attend)
     model = loaded(tiny_llama, ops)
     with torch.inference_mode():
         model(

@@ -1,0 +1,56 @@
+"""A rank that runs Triton's kernels in the interpreter gives the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.transformers_oracle import Oracle
+from tests.runner.rank_process import RankProcess, rank_config
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDX_KERNELS", "interpret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def check_greedy_text(folder: Path, oracle: Oracle, prompt: list[int], num_tokens: int) -> None:
+    """A prompt in chunks of 64, then a token a pass."""
+    with RankProcess(rank_config(folder)) as rank:
+        rank.wait_ready()
+        assert "triton" in Path(f"/proc/{rank.process.pid}/maps").read_text()
+        tokens = rank.generate(1, prompt, num_tokens, list(range(64))[::-1])
+    assert oracle.greedy(prompt, num_tokens).agrees_with([token.token_id for token in tokens])
+
+
+def test_greedy_text_equals_transformers(
+    tiny_llama: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    check_greedy_text(tiny_llama, tiny_oracle, tiny_prompt_ids[:68], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "oracle"), [("tiny_llama", "tiny_oracle"), ("tiny_qwen3", "qwen3_oracle")]
+)
+def test_longer_greedy_text_equals_transformers(
+    model: str, oracle: str, tiny_prompt_ids: list[int], request: pytest.FixtureRequest
+) -> None:
+    folder, expected = request.getfixturevalue(model), request.getfixturevalue(oracle)
+    check_greedy_text(folder, expected, tiny_prompt_ids[:129], 24)
+
+
+def test_dtype_that_the_interpreter_gets_wrong_is_refused(tiny_llama: Path) -> None:
+    with RankProcess(rank_config(tiny_llama, dtype="bfloat16")) as rank:
+        failure = rank.expect_failure()
+    assert failure.kind == "ConfigError"
+    assert "bfloat16" in failure.message
+
+
+def test_unknown_choice_is_refused(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDX_KERNELS", "fast")
+    with RankProcess(rank_config(tiny_llama)) as rank:
+        failure = rank.expect_failure()
+    assert (failure.kind, failure.message) == ("ConfigError", "PDX_KERNELS is 'fast'")
