@@ -134,8 +134,10 @@ def _convert(gguf: Path, out: Path) -> None:
     facts: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
     _write_weights(reader, facts, out)
     _write_json(out / "config.json", _config(facts))
-    eos = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-    _write_json(out / "generation_config.json", eos)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    # As the model card samples. At temperature 1 a model of this size talks nonsense.
+    sampling = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+    _write_json(out / "generation_config.json", ids | sampling)
     _write_tokenizer(facts, out)
 
 
