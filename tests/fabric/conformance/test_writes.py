@@ -93,6 +93,30 @@ def test_large_pages_are_not_gathered(make_pair: Callable[..., Any]) -> None:
     assert pair.here.statistics().writes_posted == 4
 
 
+def test_regions_and_offsets_beyond_four_gib(make_pair: Callable[..., Any]) -> None:
+    """Memory that nobody touches costs nothing."""
+    page, far = 64 * 1024, 1 << 32
+    pair = make_pair(far + 64 * page)
+    here, there = join(pair.here, pair.there)
+    pair.here.memory[far : far + 4 * page] = np.arange(4 * page, dtype=np.uint32) % 251
+    batch = PageBatch(
+        src_pages=np.array([65536, 65538], np.uint32),
+        dst_pages=np.array([65569, 65537], np.uint32),
+        page_bytes=page,
+        num_layers=2,
+        src_layer_stride=page,
+        dst_layer_stride=20 * page,
+    )
+    pair.there.call("expect", there, 1, 1, batch.num_atoms)
+    transfer = pair.here.fabric.open_transfer(here, 1, 1)
+    pair.here.fabric.write(transfer, batch)
+    pair.there.wait("Arrived")
+    for source, target in ((0, 33), (2, 1), (1, 53), (3, 21)):
+        assert pair.there.read(far + target * page, page) == pair.here.read(
+            far + source * page, page
+        )
+
+
 def test_a_batch_without_pages_or_layers_posts_nothing(pair: Any) -> None:
     here, there = join(pair.here, pair.there)
     transfer = pair.here.fabric.open_transfer(here, 1, 1)
