@@ -1,5 +1,6 @@
 from pdx.fabric.interface import (
     Arrived,
+    DeviceMemory,
     DomainStatistics,
     Fabric,
     FabricEvent,
@@ -23,6 +24,7 @@ from pdx.fabric.native_fabric import (
 
 __all__ = [
     "Arrived",
+    "DeviceMemory",
     "DomainStatistics",
     "Fabric",
     "FabricEvent",

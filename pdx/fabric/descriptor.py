@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import get_args
 
 from pdx.errors import FabricError
 from pdx.fabric.interface import MAX_DOMAINS, Provider
@@ -23,7 +24,7 @@ _HEADER = struct.Struct("<4sHBB")
 _FIXED = struct.Struct("<QQIIi")
 _END = struct.Struct("<QQQQH")
 _CRC = struct.Struct("<I")
-_PROVIDERS: tuple[Provider, ...] = ("tcp", "shm")
+_PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 MAX_NAME_BYTES = 511
 MAX_WINDOW = 1 << 16
 _MAX_TAG = (1 << 20) - 1

@@ -25,6 +25,7 @@ __all__ = [
     "MAX_GENERATION",
     "MAX_SLOT",
     "Arrived",
+    "DeviceMemory",
     "DomainStatistics",
     "Fabric",
     "FabricEvent",
@@ -39,7 +40,8 @@ __all__ = [
     "TransferDone",
 ]
 
-Provider = Literal["tcp", "shm"]
+#: In the order of the core's.
+Provider = Literal["tcp", "shm", "verbs", "efa"]
 #: Slots are 1 to this; slot 0 belongs to probes.
 MAX_SLOT = 4095
 MAX_GENERATION = 4095
@@ -65,6 +67,18 @@ class FabricOptions:
     #: Entries of each domain's completion queue. A link takes its window + 288 of them; beyond that
     #: open_link() is refused.
     queue_entries: int = 131072
+    #: Whether regions may be a GPU's memory (verbs and efa).
+    device_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Where a region of a GPU's memory really is. Its address is the one that it is mapped at."""
+
+    #: Stays open as long as the region is registered.
+    dmabuf_fd: int
+    dmabuf_offset: int = 0
+    cuda_device: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,9 +256,13 @@ class Fabric(Protocol):
     def fileno(self) -> int:
         """A descriptor that is readable while events() has something."""
 
-    def register(self, address: int, num_bytes: int) -> int:
+    def register(self, address: int, num_bytes: int, *, device: DeviceMemory | None = None) -> int:
         """Name memory that links may use. It stays the caller's, and must outlive the region or the
         fabric.
+
+        Raises:
+            FabricError: also for a GPU's memory (``device``) where the fabric was not opened for
+                it, or libfabric is older than 1.20.
         """
 
     def unregister(self, region: int) -> None:

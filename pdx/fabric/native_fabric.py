@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from ctypes import c_uint64, c_void_p
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, assert_never, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from pdx.fabric.interface import (
     MAX_DOMAINS,
     MAX_GENERATION,
     MAX_SLOT,
+    DeviceMemory,
     DomainStatistics,
     Fabric,
     FabricEvent,
@@ -46,7 +47,7 @@ from pdx.fabric.native_library import (
 
 __all__ = ["LibraryInfo", "NativeFabric", "available_providers", "library_info", "open_fabric"]
 
-_PROVIDERS: Final[tuple[Provider, ...]] = ("tcp", "shm")
+_PROVIDERS: Final[tuple[Provider, ...]] = get_args(Provider)
 _EVENTS_PER_CALL = 64
 
 
@@ -95,23 +96,32 @@ def open_fabric(
     """Start a worker on one provider.
 
     Args:
-        provider: "tcp", or "shm" for peers on the same host.
-        bind_host: the address that peers reach (tcp), or several, to stripe over all of them; None
-            is 127.0.0.1.
+        provider: "tcp", "shm" for peers on the same host, or a network card's "verbs" or "efa".
+        bind_host: the address that peers reach (tcp, verbs) or the domain's name (efa), or several,
+            to stripe over all of them; None is 127.0.0.1 (tcp), or what libfabric offers first.
         options: how the worker runs; None takes the defaults.
 
     Raises:
         FabricError: libfabric cannot be loaded, or refuses the provider or an address.
     """
     load_libfabric()
+    named = [bind_host] if isinstance(bind_host, str) else list(bind_host or ())
     hosts: tuple[str, ...] = ()
-    if provider == "tcp":
-        named = [bind_host] if isinstance(bind_host, str) else bind_host or ["127.0.0.1"]
-        hosts = tuple(_numeric_host(host) for host in named)
-        if len(hosts) > MAX_DOMAINS or len(set(hosts)) != len(hosts):
-            raise FabricError(
-                f"a fabric takes up to {MAX_DOMAINS} different addresses, not {', '.join(named)}"
-            )
+    match provider:
+        case "tcp":
+            hosts = tuple(_numeric_host(host) for host in named or ["127.0.0.1"])
+        case "verbs":
+            hosts = tuple(_numeric_host(host) for host in named)
+        case "efa":
+            hosts = tuple(named)
+        case "shm":
+            pass
+        case _:
+            assert_never(provider)
+    if len(hosts) > MAX_DOMAINS or len(set(hosts)) != len(hosts):
+        raise FabricError(
+            f"a fabric takes up to {MAX_DOMAINS} different addresses, not {', '.join(named)}"
+        )
     return NativeFabric(provider, hosts, options or FabricOptions())
 
 
@@ -151,6 +161,7 @@ class NativeFabric:
             provider=_PROVIDERS.index(provider),
             hosts="\n".join(hosts).encode(),
             cpu=-1 if options.cpu is None else options.cpu,
+            device_memory=int(options.device_memory),
             cq_entries=options.queue_entries,
             spin_ns=options.spin_us * 1000,
             beat_interval_ns=round(options.beat_interval_s * 1e9),
@@ -178,15 +189,15 @@ class NativeFabric:
         """A descriptor that is readable while events() has something."""
         return check(self._core.pdx_fabric_fd(self._open))
 
-    def register(self, address: int, num_bytes: int) -> int:
+    def register(self, address: int, num_bytes: int, *, device: DeviceMemory | None = None) -> int:
         """See :meth:`Fabric.register`."""
-        return check(
-            self._core.pdx_fabric_register(
-                self._open,
-                check_unsigned("address", address),
-                check_unsigned("num_bytes", num_bytes),
-            )
-        )
+        where = (-1, 0, 0)
+        if device is not None:
+            offset = check_unsigned("dmabuf_offset", device.dmabuf_offset)
+            where = (device.dmabuf_fd, offset, device.cuda_device)
+        check_unsigned("address", address)
+        check_unsigned("num_bytes", num_bytes)
+        return check(self._core.pdx_fabric_register(self._open, address, num_bytes, *where))
 
     def unregister(self, region: int) -> None:
         """See :meth:`Fabric.unregister`."""

@@ -42,7 +42,7 @@ __all__ = [
     "load_libfabric",
 ]
 
-_ABI = 2
+_ABI = 3
 _LIBRARY = "pdx/fabric/native/libpdx_fabric.so"
 _SYSTEM_LIBFABRIC = "libfabric.so.1"
 
@@ -53,6 +53,8 @@ class OptionsStruct(Structure):
     _fields_ = (
         ("provider", c_int32),
         ("cpu", c_int32),
+        ("device_memory", c_int32),
+        ("reserved", c_int32),
         ("hosts", c_char_p),
         ("cq_entries", c_uint64),
         ("spin_ns", c_int64),
@@ -141,7 +143,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "provider": (c_int32, c_char_p, c_size_t),
     "open": (POINTER(OptionsStruct), POINTER(_FABRIC)),
     "fd": (_FABRIC,),
-    "register": (_FABRIC, c_void_p, c_uint64),
+    "register": (_FABRIC, c_void_p, c_uint64, c_int32, c_uint64, c_int32),
     "unregister": (_FABRIC, c_int64),
     "open_link": (_FABRIC, c_int64, c_uint32),
     "own_address": (_FABRIC, c_int64, POINTER(AddressStruct)),

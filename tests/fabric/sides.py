@@ -211,7 +211,9 @@ class RemoteSide:
         self._child.end()
 
     def stop(self) -> None:
+        """Return when all its threads stand still."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

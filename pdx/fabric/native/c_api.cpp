@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "fabric.hpp"
+#include "providers/shm.hpp"
 
 struct pdx_fabric {
     pdx::Fabric fabric;
@@ -51,6 +52,7 @@ std::vector<std::string> lines(const char* text) {
     std::vector<std::string> found;
     std::istringstream stream(text);
     for (std::string line; std::getline(stream, line);) found.push_back(line);
+    if (found.empty()) found.emplace_back();
     return found;
 }
 
@@ -134,9 +136,9 @@ int64_t pdx_fabric_open(const pdx_fabric_options* options, pdx_fabric** out) {
         const auto provider = static_cast<pdx::Provider>(options->provider);
         if (provider == pdx::Provider::kShm) pdx::sweep_shm();
         *out = new pdx_fabric{pdx::Fabric({.provider = provider,
-                                           .hosts = provider == pdx::Provider::kShm ? std::vector<std::string>{""}
-                                                                                    : lines(options->hosts),
+                                           .hosts = lines(options->hosts),
                                            .cq_entries = options->cq_entries,
+                                           .device_memory = options->device_memory != 0,
                                            .worker = {.cpu = options->cpu,
                                                       .spin_ns = options->spin_ns,
                                                       .beat_interval_ns = options->beat_interval_ns,
@@ -149,8 +151,12 @@ void pdx_fabric_close(pdx_fabric* fabric) { delete fabric; }
 
 int64_t pdx_fabric_fd(pdx_fabric* fabric) { return fabric->fabric.fd(); }
 
-int64_t pdx_fabric_register(pdx_fabric* fabric, void* address, uint64_t num_bytes) {
-    return guarded([&] { return fabric->fabric.register_region(address, num_bytes); });
+int64_t pdx_fabric_register(pdx_fabric* fabric, void* address, uint64_t num_bytes, int32_t dmabuf_fd,
+                            uint64_t dmabuf_offset, int32_t cuda_device) {
+    return guarded([&] {
+        return fabric->fabric.register_region(
+            {static_cast<char*>(address), num_bytes, dmabuf_fd, dmabuf_offset, cuda_device});
+    });
 }
 
 int64_t pdx_fabric_unregister(pdx_fabric* fabric, int64_t region) {
@@ -165,14 +171,14 @@ int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_addr
     return done([&] {
         const auto own = fabric->fabric.link(link);
         *out = {};
-        out->region_bytes = own->region->num_bytes;
+        out->region_bytes = own->region->memory.num_bytes;
         out->pid_namespace = pdx::pid_namespace();
         out->window = own->window;
         out->probe_tag = own->probe_tag;
         out->pid = getpid();
         for (const pdx::OwnEnd& from : own->own) {
             pdx_fabric_end& end = out->ends[out->num_ends++];
-            end.region_base = from.domain.remote_base(own->region->address);
+            end.region_base = from.domain.remote_base(own->region->memory.address);
             end.region_key = fi_mr_key(from.region_mr);
             end.page_base = from.domain.remote_base(own->page.get());
             end.page_key = fi_mr_key(from.page_mr);

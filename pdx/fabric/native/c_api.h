@@ -9,15 +9,17 @@
 extern "C" {
 #endif
 
-#define PDX_FABRIC_ABI 2
+#define PDX_FABRIC_ABI 3
 #define PDX_FABRIC_MAX_DOMAINS 8
 
 typedef struct pdx_fabric pdx_fabric;
 
 typedef struct {
-    int32_t provider; /* 0 tcp, 1 shm */
+    int32_t provider; /* 0 tcp, 1 shm, 2 verbs, 3 efa */
     int32_t cpu;      /* -1: not pinned */
-    const char* hosts; /* numeric, separated by newlines, a domain on each; empty for shm */
+    int32_t device_memory;
+    int32_t reserved;
+    const char* hosts; /* a domain on each, separated by newlines: numeric addresses, or names (efa); empty for shm */
     uint64_t cq_entries;
     int64_t spin_ns, beat_interval_ns, beat_timeout_ns, connect_timeout_ns;
 } pdx_fabric_options;
@@ -83,7 +85,9 @@ PDX_API int64_t pdx_fabric_open(const pdx_fabric_options* options, pdx_fabric** 
 PDX_API void pdx_fabric_close(pdx_fabric* fabric);
 PDX_API int64_t pdx_fabric_fd(pdx_fabric* fabric);
 
-PDX_API int64_t pdx_fabric_register(pdx_fabric* fabric, void* address, uint64_t num_bytes);
+/* Device memory: its address, and the DMA-BUF that has it at this offset; host memory: dmabuf_fd is -1. */
+PDX_API int64_t pdx_fabric_register(pdx_fabric* fabric, void* address, uint64_t num_bytes, int32_t dmabuf_fd,
+                                    uint64_t dmabuf_offset, int32_t cuda_device);
 PDX_API int64_t pdx_fabric_unregister(pdx_fabric* fabric, int64_t region);
 PDX_API int64_t pdx_fabric_open_link(pdx_fabric* fabric, int64_t region, uint32_t window);
 PDX_API int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_address* out);

@@ -16,10 +16,9 @@
 
 #include "events.hpp"
 #include "libfabric.hpp"
+#include "providers/provider.hpp"
 
 namespace pdx {
-
-enum class Provider { kTcp = 0, kShm = 1 };
 
 // Addresses of one peer that an endpoint may have to know.
 constexpr size_t kMaxPeerEnds = 8;
@@ -27,18 +26,40 @@ constexpr size_t kMaxPeerEnds = 8;
 struct Endpoint {
     fid_ep* ep = nullptr;
     fid_av* av = nullptr;  // one per endpoint: it dies with its link, and no peer's entry outlives it
+    bool shared = false;   // the domain's, not the link's
+};
+
+// Memory to register: host memory, or a device's, which is named by a DMA-BUF.
+struct Memory {
+    char* address;
+    uint64_t num_bytes;
+    int dmabuf_fd = -1;
+    uint64_t dmabuf_offset = 0;
+    int cuda_device = 0;
+
+    bool on_device() const { return dmabuf_fd >= 0; }
+};
+
+struct DomainOptions {
+    Provider provider;
+    std::string host;  // a numeric address of this machine (tcp, verbs) or the domain's name (efa)
+    size_t cq_entries;
+    bool device_memory;
 };
 
 class Domain {
   public:
-    // `host` is a numeric address of this machine to bind (tcp only).
-    Domain(Provider provider, const std::string& host, size_t cq_entries);
+    explicit Domain(const DomainOptions& options);
     ~Domain();
     Domain(const Domain&) = delete;
     Domain& operator=(const Domain&) = delete;
 
+    // The link's own, or the one that all links share where the provider has it so.
     Endpoint open_endpoint();
-    fid_mr* register_memory(void* address, size_t num_bytes, uint64_t wanted_key);
+    // A fence: closes the endpoint first, its addresses after its registrations. Nothing if it is shared.
+    void close_endpoint(Endpoint& endpoint) const;
+    void close_addresses(Endpoint& endpoint) const;
+    fid_mr* register_memory(const Memory& memory, uint64_t wanted_key);
     std::vector<char> endpoint_name(const Endpoint& endpoint) const;
     fi_addr_t insert_peer(const Endpoint& endpoint, const void* name);
     // The base that a peer adds offsets to.
@@ -56,7 +77,8 @@ class Domain {
     void reserve_queue(size_t entries);
     void release_queue(size_t entries) { reserved_entries_ -= entries; }
 
-    Provider provider() const { return provider_; }
+    Provider provider() const { return options_.provider; }
+    const ProviderRules& rules() const { return rules_; }
     fid_cq* cq() const { return cq_; }
     int cq_fd() const { return cq_fd_; }  // -1: there is none, and the queue is polled
     size_t iov_limit() const { return iov_limit_; }
@@ -66,8 +88,8 @@ class Domain {
     DomainStatistics& statistics() { return statistics_; }
 
   private:
-    Provider provider_;
-    size_t cq_entries_;
+    const DomainOptions options_;
+    const ProviderRules& rules_;
     std::atomic<size_t> reserved_entries_{0};
     DomainStatistics statistics_;
     std::mutex progress_mutex_;
@@ -76,6 +98,7 @@ class Domain {
     fid_fabric* fabric_ = nullptr;
     fid_domain* domain_ = nullptr;
     fid_cq* cq_ = nullptr;
+    Endpoint shared_;
     int cq_fd_ = -1;
     bool virtual_addresses_ = false;
     bool provider_keys_ = false;
@@ -83,19 +106,13 @@ class Domain {
     size_t tx_entries_ = 0;
     size_t max_write_bytes_ = 0;
 
-    void open(const std::string& host);
+    void open();
     void close();
+    Endpoint make_endpoint();
+    void enable(Endpoint& endpoint, fi_info& info);
 };
 
 // The provider's name in the loaded library, empty if it offers none here.
 std::string probe_provider(Provider provider);
-
-// The file that holds an shm endpoint's region, from the endpoint's name; empty for other names.
-std::string shm_region_path(const std::vector<char>& name);
-
-// Removes regions that dead processes of this PID namespace and user left in /dev/shm. Only names of ours are touched.
-void sweep_shm();
-
-uint64_t pid_namespace();
 
 }  // namespace pdx

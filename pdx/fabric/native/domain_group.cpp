@@ -8,15 +8,16 @@
 
 namespace pdx {
 
-DomainGroup::DomainGroup(Provider provider, const std::vector<std::string>& hosts, size_t cq_entries)
+DomainGroup::DomainGroup(Provider provider, const std::vector<std::string>& hosts, size_t cq_entries,
+                         bool device_memory)
     : iov_limit_(SIZE_MAX), tx_entries_(SIZE_MAX), max_write_bytes_(SIZE_MAX) {
-    const size_t limit = provider == Provider::kShm ? 1 : kMaxDomains;
+    const size_t limit = std::min(rules_of(provider).max_domains, kMaxDomains);
     if (hosts.empty() || hosts.size() > limit) {
         throw Error(EINVAL, "a group of " + std::to_string(hosts.size()) + " domains is not between 1 and " +
                                 std::to_string(limit));
     }
     for (const std::string& host : hosts) {
-        domains_.push_back(std::make_unique<Domain>(provider, host, cq_entries));
+        domains_.push_back(std::make_unique<Domain>(DomainOptions{provider, host, cq_entries, device_memory}));
         const Domain& opened = *domains_.back();
         iov_limit_ = std::min(iov_limit_, opened.iov_limit());
         tx_entries_ = std::min(tx_entries_, opened.tx_entries());

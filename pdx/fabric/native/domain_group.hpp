@@ -14,12 +14,12 @@ constexpr size_t kMaxDomains = kMaxPeerEnds;
 
 class DomainGroup {
   public:
-    // One domain for each of `hosts`, numeric addresses of this machine; shm has one, and its host is empty.
-    DomainGroup(Provider provider, const std::vector<std::string>& hosts, size_t cq_entries);
+    // One domain for each of `hosts`: see DomainOptions. shm has one, and its host is empty.
+    DomainGroup(Provider provider, const std::vector<std::string>& hosts, size_t cq_entries, bool device_memory);
 
     size_t size() const { return domains_.size(); }
     Domain& operator[](size_t i) const { return *domains_[i]; }
-    Provider provider() const { return domains_[0]->provider(); }
+    const ProviderRules& rules() const { return domains_[0]->rules(); }
     size_t iov_limit() const { return iov_limit_; }
     size_t tx_entries() const { return tx_entries_; }
     size_t max_write_bytes() const { return max_write_bytes_; }

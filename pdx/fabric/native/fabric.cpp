@@ -7,6 +7,9 @@
 #include <cerrno>
 #include <random>
 
+#include "newer.hpp"
+#include "providers/shm.hpp"
+
 namespace pdx {
 namespace {
 
@@ -31,15 +34,22 @@ int open_pidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0
 }  // namespace
 
 Fabric::Fabric(const FabricOptions& options)
-    : domains_(options.provider, options.hosts, options.cq_entries),
+    : device_memory_(options.device_memory),
+      domains_(options.provider, options.hosts, options.cq_entries, options.device_memory),
       worker_(domains_, ops_, slots_, events_, statistics_, options.worker),
       first_tag_(std::random_device{}()) {}
 
-RegionId Fabric::register_region(void* address, uint64_t num_bytes) {
-    if (!address || !num_bytes) throw Error(EINVAL, "a region needs an address and at least one byte");
+RegionId Fabric::register_region(const Memory& memory) {
+    if (!memory.address || !memory.num_bytes) throw Error(EINVAL, "a region needs an address and at least one byte");
+    if (memory.on_device() && !device_memory_) {
+        throw Error(EOPNOTSUPP, "the fabric was not opened for device memory (FabricOptions.device_memory)");
+    }
+    if (memory.on_device() && libfabric().version < kDmabufVersion) {
+        throw Error(EOPNOTSUPP, "libfabric registers DMA-BUFs from 1.20 on, and " + libfabric().path + " is older");
+    }
     std::lock_guard lock(mutex_);
     const RegionId id = next_id_++;
-    regions_[id] = std::make_shared<Region>(id, static_cast<char*>(address), num_bytes);
+    regions_[id] = std::make_shared<Region>(id, memory);
     return id;
 }
 
@@ -85,8 +95,8 @@ void Fabric::connect(LinkId id, PeerAddress peer) {
     std::lock_guard lock(mutex_);
     LinkEntry& entry = find_link(id);
     if (entry.connected) throw Error(EISCONN, "link " + std::to_string(id) + " is connected already");
-    if (domains_.provider() == Provider::kShm) {
-        // Within one process the provider shares the region by pointer, and frees it under the peer's feet.
+    if (domains_.rules().target_pulls) {
+        // shm. Within one process the provider shares the region by pointer, and frees it under the peer's feet.
         if (peer.pid == getpid()) throw Error(EINVAL, "shm joins two processes, and this peer is in our own");
         peer.pidfd = open_pidfd(peer.pid);
         if (peer.pidfd < 0 && errno == ESRCH) throw Error(ESRCH, "the peer's process is gone");
@@ -141,7 +151,7 @@ void Fabric::add_batch(TransferId id, std::unique_ptr<Batch> batch) {
     if (batch->num_layers && !batch->src_pages.empty()) {
         check_end(furthest(batch->src_offset, batch->src_layer_stride, batch->num_layers, batch->src_page_stride,
                            batch->src_pages, batch->page_bytes),
-                  link->second.link->region->num_bytes, "our");
+                  link->second.link->region->memory.num_bytes, "our");
         check_end(furthest(batch->dst_offset, batch->dst_layer_stride, batch->num_layers, batch->dst_page_stride,
                            batch->dst_pages, batch->page_bytes),
                   link->second.peer_bytes, "the peer's");

@@ -14,8 +14,9 @@ namespace pdx {
 
 struct FabricOptions {
     Provider provider;
-    std::vector<std::string> hosts;  // numeric, a domain on each; one empty one for shm
+    std::vector<std::string> hosts;  // a domain on each: see DomainOptions
     size_t cq_entries;
+    bool device_memory;
     WorkerOptions worker;
 };
 
@@ -23,7 +24,7 @@ class Fabric {
   public:
     explicit Fabric(const FabricOptions& options);
 
-    RegionId register_region(void* address, uint64_t num_bytes);
+    RegionId register_region(const Memory& memory);
     void unregister_region(RegionId id);
 
     std::shared_ptr<const Link> open_link(RegionId region, uint32_t window);
@@ -63,6 +64,7 @@ class Fabric {
     Statistics statistics_;
     EventQueue events_;
     OpPool ops_;
+    const bool device_memory_;
     DomainGroup domains_;
     SlotTable slots_{events_, statistics_};
     Worker worker_;

@@ -32,8 +32,8 @@ Link::Link(LinkId link_id, const DomainGroup& domains, std::shared_ptr<Region> o
             domains[i].reserve_queue(queue_entries(domains[i]));
             OwnEnd& end = own.emplace_back(OwnEnd{.domain = domains[i]});
             end.endpoint = domains[i].open_endpoint();
-            end.region_mr = domains[i].register_memory(region->address, region->num_bytes, random_key());
-            end.page_mr = domains[i].register_memory(page.get(), sizeof(LinkPage), random_key());
+            end.region_mr = domains[i].register_memory(region->memory, random_key());
+            end.page_mr = domains[i].register_memory({reinterpret_cast<char*>(page.get()), sizeof(LinkPage)}, random_key());
             end.name = domains[i].endpoint_name(end.endpoint);
         }
     } catch (...) {
@@ -69,14 +69,11 @@ void Link::set_peer(PeerAddress address) {
 void Link::close() {
     if (closed) return;
     closed = true;
-    for (OwnEnd& end : own) {
-        if (end.endpoint.ep) fi_close(&end.endpoint.ep->fid);
-    }
+    for (OwnEnd& end : own) end.domain.close_endpoint(end.endpoint);
     for (OwnEnd& end : own) {
         if (end.region_mr) fi_close(&end.region_mr->fid);
         if (end.page_mr) fi_close(&end.page_mr->fid);
-        if (end.endpoint.av) fi_close(&end.endpoint.av->fid);
-        end.endpoint = {};
+        end.domain.close_addresses(end.endpoint);
         end.region_mr = end.page_mr = nullptr;
         end.domain.release_queue(queue_entries(end.domain));
     }

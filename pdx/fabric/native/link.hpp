@@ -21,8 +21,7 @@ constexpr uint32_t kReservedTxEntries = 16;
 
 struct Region {
     RegionId id;
-    char* address;
-    uint64_t num_bytes;
+    Memory memory;
     std::atomic<uint32_t> num_links{0};
 };
 
@@ -41,6 +40,8 @@ struct Beat {
 struct alignas(4096) LinkPage {
     Beat beats[kMaxDomains];
     uint64_t probes[kMaxDomains];
+    // What we send, where the provider reads it after the call. A beat that is sent again while it waits only gets newer.
+    Beat sent[kMaxDomains];
 };
 
 // Our end of a link in one of our domains.

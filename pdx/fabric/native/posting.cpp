@@ -2,6 +2,8 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 
+#include <cstring>
+
 #include "worker.hpp"
 
 namespace pdx {
@@ -122,7 +124,7 @@ ssize_t Worker::post_write(Link& link, Lane& lane, Transfer& transfer, Batch& ba
     uint64_t num_bytes = 0;
     for (size_t i = 0; i < pieces_.size(); i++) {
         const Piece& piece = pieces_[i];
-        local[i] = {link.region->address + piece.src_offset, piece.num_bytes};
+        local[i] = {link.region->memory.address + piece.src_offset, piece.num_bytes};
         remote[i] = {peer.region_base + piece.dst_offset, piece.num_bytes, peer.region_key};
         descriptors[i] = fi_mr_desc(end.region_mr);
         imm.atoms += piece.atoms;
@@ -159,22 +161,24 @@ ssize_t Worker::post_write(Link& link, Lane& lane, Transfer& transfer, Batch& ba
     return 0;
 }
 
-// A probe or a beat. Injected: the data may change as soon as this returns.
-//
-// Over shm a beat carries the probe's immediate as well. Without one, libfabric 1.17 lets the writer's own process copy
-// into the target (seen with strace), which no closed endpoint at the target stops: a beat then hit freed memory. With
-// an immediate it goes through the target's queue, as the pages do, and ends at its fence.
+// A probe or a beat.
 ssize_t Worker::post_small(Link& link, Lane& lane, OpKind kind, const void* data, size_t num_bytes,
                            uint64_t page_offset) {
     OwnEnd& end = link.own[lane.own];
     if (end.small_in_flight == kReservedTxEntries) return -FI_EAGAIN;
     const PeerEnd& peer = link.end_of(lane);
+    const size_t index = &lane - link.lanes.data();
+    const ProviderRules& rules = domains_.rules();
     iovec local{const_cast<void*>(data), num_bytes};
-    fi_rma_iov remote{peer.page_base + page_offset, num_bytes, peer.page_key};
     void* descriptor = nullptr;
-    Op* op = ops_.take(link, &lane - link.lanes.data(), kind);
-    const bool tagged = kind == OpKind::kProbe || domains_.provider() == Provider::kShm;
-    const uint64_t flags = FI_COMPLETION | FI_INJECT | (tagged ? FI_REMOTE_CQ_DATA : 0);
+    if (!rules.injects) {
+        local.iov_base = std::memcpy(&link.page->sent[index], data, num_bytes);
+        descriptor = fi_mr_desc(end.page_mr);
+    }
+    fi_rma_iov remote{peer.page_base + page_offset, num_bytes, peer.page_key};
+    Op* op = ops_.take(link, index, kind);
+    const bool tagged = kind == OpKind::kProbe || rules.tags_every_write;
+    const uint64_t flags = FI_COMPLETION | (rules.injects ? FI_INJECT : 0) | (tagged ? FI_REMOTE_CQ_DATA : 0);
     const fi_msg_rma message{&local, &descriptor, 1, lane.address, &remote, 1, op, tagged ? link.peer.probe_tag : 0};
     const ssize_t rc = fi_writemsg(end.endpoint.ep, &message, flags);
     if (rc) {

@@ -213,7 +213,7 @@ void Worker::settle(Transfer& transfer) {
 
 void Worker::fence(LinkId id) {
     const std::shared_ptr<Link> link = links_.at(id);
-    const bool pulled_from = domains_.provider() == Provider::kShm && link->writes_in_flight > 0;
+    const bool pulled_from = domains_.rules().target_pulls && link->writes_in_flight > 0;
     for (const Op* op = link->first_op; op; op = op->next) {
         if (op->kind != OpKind::kWrite) continue;
         op->transfer->failed_atoms += op->atoms;

@@ -16,6 +16,7 @@ from pdx.fabric.checks import check_batch, check_unsigned, check_word_address
 from pdx.fabric.descriptor import LinkAddress, LinkEnd
 from pdx.fabric.interface import (
     MAX_DOMAINS,
+    DeviceMemory,
     DomainStatistics,
     FabricEvent,
     FabricOptions,
@@ -110,9 +111,11 @@ class SimulatedFabric:
             self._fd = os.eventfd(int(bool(self._events)), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return self._fd
 
-    def register(self, address: int, num_bytes: int) -> int:
-        """See :meth:`Fabric.register`."""
+    def register(self, address: int, num_bytes: int, *, device: DeviceMemory | None = None) -> int:
+        """See :meth:`Fabric.register`. There is no device memory here."""
         self._check_open()
+        if device is not None:
+            raise FabricError("a simulated fabric has host memory only", code=errno.EOPNOTSUPP)
         check_unsigned("address", address)
         check_unsigned("num_bytes", num_bytes)
         if not address or not num_bytes:
