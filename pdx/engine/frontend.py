@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import sys
 
 import msgspec
 
 from pdx.errors import ProtocolError, WorkerError, error_from_report
-from pdx.ranks.rank import how_it_ended
+from pdx.ranks.child import how_it_ended, start_child, stop_child
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
 from pdx.request.stream import (
     Abort,
@@ -50,25 +48,15 @@ class FrontendProcess:
         Raises:
             PdxError: of the class that it reported, or WorkerError if it died.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "pdx.server",
-                "--fd",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                process_group=0,  # a terminal's Ctrl-C is for the primary, also while this starts
-            )
+        self._process, ours = await start_child("pdx.server")
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._writer.write(encode_frame(config))
         match await self._receive():
             case FrontendReady() as ready:
                 return ready
-            case FrontendFailed(kind=kind, message=message):
+            case FrontendFailed(kind=kind, message=message, hint=hint):
                 error = error_from_report(kind, message)
+                error.hint = hint
                 # The command line was right: the address is taken, or not this host's.
                 error.exit_code = 1
                 raise error
@@ -96,15 +84,8 @@ class FrontendProcess:
         """Close the channel, which ends the process; kill it if it does not."""
         if self._writer is not None:
             self._writer.close()
-        if self._process is None or self._process.returncode is not None:
-            return
-        try:
-            async with asyncio.timeout(2.0):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+        if self._process is not None:
+            await stop_child(self._process)
 
     async def _receive(self) -> FromFrontend:
         assert self._reader is not None and self._process is not None

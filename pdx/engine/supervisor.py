@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pdx.errors import WorkerError
-from pdx.ranks.rank import how_it_ended
+from pdx.ranks.child import how_it_ended
 
 __all__ = ["Supervisor"]
 

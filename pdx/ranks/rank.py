@@ -11,35 +11,25 @@ import array
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
 from pdx.errors import PdxError, WorkerError, error_from_report
+from pdx.ranks.child import how_it_ended, start_child, stop_child
 from pdx.ranks.memory import RankDescriptors
 from pdx.request.batch import Batch, StepOutput
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame
 from pdx.request.rank import FromRank, RankConfig, RankFailed, RankLoading, RankReady
 
-__all__ = ["RankProcess", "how_it_ended"]
+__all__ = ["RankProcess"]
 
 logger = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(FromRank)
 _NUM_FDS = 3
 _LAST_LINES = 20
-
-
-def how_it_ended(code: int | None) -> str:
-    """A child's return code in words; None: it still runs, but its channel has ended."""
-    if code is None:
-        return "closed its channel"
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code}"
 
 
 class RankProcess:
@@ -62,21 +52,7 @@ class RankProcess:
         Raises:
             PdxError: of the class that the rank reported, or WorkerError if it died.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "pdx.runner",
-                "--fd",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                process_group=0,  # a terminal's Ctrl-C is for the primary, also while this starts
-            )
-        ours.setblocking(False)
-        self._sock = ours
+        self._process, self._sock = await start_child("pdx.runner", stderr=asyncio.subprocess.PIPE)
         assert self._process.stderr is not None
         self._stderr_task = asyncio.create_task(self._pump_stderr(self._process.stderr))
         await self._send(encode_frame(config))
@@ -132,14 +108,8 @@ class RankProcess:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-        if self._process is not None and self._process.returncode is None:
-            try:
-                async with asyncio.timeout(2.0):
-                    await self._process.wait()
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
+        if self._process is not None:
+            await stop_child(self._process)
         if self._stderr_task is not None:
             await asyncio.wait([self._stderr_task], timeout=1.0)
             self._stderr_task.cancel()

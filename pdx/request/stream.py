@@ -70,6 +70,7 @@ class FrontendFailed(msgspec.Struct, frozen=True, kw_only=True, tag="frontend_fa
 
     kind: str
     message: str
+    hint: str | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):

@@ -86,8 +86,7 @@ def _as_failed(error: Exception) -> FrontendFailed:
     if not isinstance(error, PdxError):
         logger.error("the frontend cannot start", exc_info=error)
         error = InternalError(f"the frontend cannot start: {error!r}")
-    hint = f" ({error.hint})" if error.hint else ""
-    return FrontendFailed(kind=type(error).__name__, message=error.message + hint)
+    return FrontendFailed(kind=type(error).__name__, message=error.message, hint=error.hint)
 
 
 async def _run(channel: EngineChannel, server: uvicorn.Server, listener: socket.socket) -> int:
