@@ -80,14 +80,20 @@ def prefill_config(arch: int, head_dim: int, kv_dtype: torch.dtype) -> TileConfi
     )
 
 
-def mla_decode_config(arch: int, num_rows: int, dtype: torch.dtype) -> TileConfig:
-    """``num_rows``: heads times rows of a request. 64 x 512 sums need the registers of 8 warps."""
+def mla_decode_config(arch: int, num_rows: int, kv_dtype: torch.dtype) -> TileConfig:
+    """``num_rows``: heads times rows of a request. uint8: float8 records.
+
+    Sums of 512 columns take the registers of 8 warps from 32 rows on; the conversions from float8
+    take them for 16 rows, and half of a tile for more.
+    """
     block_m = min(32 if arch == 80 else 64, max(16, next_power_of_2(num_rows)))
+    is_few, is_record = block_m == 16, kv_dtype == torch.uint8
+    is_short = kv_dtype == torch.float32 or (is_record and not is_few)
     return TileConfig(
         block_m=block_m,
-        block_n=16 if dtype == torch.float32 else 32,
-        num_warps=4 if block_m == 16 else 8,
-        num_stages=3 if block_m == 16 else 2,
+        block_n=16 if is_short else 32,
+        num_warps=4 if is_few and not is_record else 8,
+        num_stages=3 if is_few else 2,
     )
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pdx.kernels.kv_view import FLOAT8
 from pdx.kernels.mla_decode import mla_decode
+from pdx.kernels.mla_decode_float8 import mla_decode_float8
+from pdx.kernels.mla_kv_append import mla_kv_append
 from pdx.kernels.mla_prefill import mla_prefill
 from pdx.kernels.page_copy import page_copy
 from pdx.kernels.page_tables import PageTables
@@ -130,6 +132,27 @@ def _mla_decode(num_heads: int, page_size: int = 64) -> Callable[[], object]:
     )
 
 
+def _mla_decode_float8(num_heads: int) -> Callable[[], object]:
+    return lambda: mla_decode_float8(
+        _meta(32, num_heads, 576),
+        _meta(4096, 64, 656, dtype=torch.uint8),
+        _tables(32, 1, 4096),
+        0.1,
+        512,
+        num_splits=4,
+    )
+
+
+def _mla_append(width: int, kv_dtype: torch.dtype) -> Callable[[], object]:
+    def call() -> object:
+        latent, k_rope = _meta(32, 576).split([512, 64], dim=1)
+        cos, places = _meta(32, 32, dtype=torch.float32), _meta(32, dtype=torch.int64)
+        kv = _meta(4096, 64, width, dtype=kv_dtype)
+        return mla_kv_append(latent, k_rope, cos, cos, kv, places, places)
+
+    return call
+
+
 def _mla_prefill() -> object:
     expanded, context = _meta(8192, 16, 256), _meta(4, dtype=torch.int32)
     return mla_prefill(
@@ -190,6 +213,26 @@ ENTRIES = (
     Entry(name="mla decode 16 heads page 16", call=_mla_decode(16, 16), needs=_DECODE),
     Entry(name="mla decode 32 heads", call=_mla_decode(32), needs=_DECODE),
     Entry(name="mla decode 128 heads", call=_mla_decode(128), needs=_PREFILL),
+    Entry(
+        name="mla decode 16 heads float8",
+        call=_mla_decode_float8(16),
+        archs=(90, 100),
+        needs=_DECODE,
+    ),
+    Entry(
+        name="mla decode 32 heads float8",
+        call=_mla_decode_float8(32),
+        archs=(90, 100),
+        needs=_DECODE,
+    ),
+    Entry(
+        name="mla decode 128 heads float8",
+        call=_mla_decode_float8(128),
+        archs=(90, 100),
+        needs=_PREFILL,
+    ),
+    Entry(name="mla append", call=_mla_append(576, BF16)),
+    Entry(name="mla append float8", call=_mla_append(656, torch.uint8), archs=(90, 100)),
     Entry(name="mla prefill", call=_mla_prefill, needs=_PREFILL),
     Entry(name="page copy", call=_page_copy),
     Entry(name="append 32 8 d128", call=_append(32, 128)),

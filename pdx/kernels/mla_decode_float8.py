@@ -1,0 +1,219 @@
+"""Absorbed MLA attention over pages of float8 records: decode and drafts on sm_90 and up.
+
+Specification: ``kernels/reference/mla_attention`` of ``kernels/reference/mla_record``'s numbers.
+
+The conversions are what such a kernel waits for, so that a tile's values become float16 (exact, one
+instruction for two) and are not scaled: a token's four scales multiply the scores' parts and the
+softmax weights, which are few. Otherwise as ``mla_decode``.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pdx.kernels import decisions
+from pdx.kernels.attention_tiles import LOG2_E, tile_pages, token_offsets
+from pdx.kernels.merge_splits import Splits, merge_splits
+from pdx.kernels.mla_record import FLOAT8_MAX, LatentParts
+from pdx.kernels.page_tables import PageTables
+
+__all__ = ["mla_decode_float8"]
+
+
+def mla_decode_float8(
+    q: Tensor,
+    kv: Tensor,
+    tables: PageTables,
+    scale: float,
+    latent_dim: int,
+    *,
+    num_splits: int | None = None,
+) -> Tensor:
+    """q [T, Hq, R + E], kv uint8 [P, S, record] (one layer, appended) -> [T, Hq, R] as q.
+
+    R = ``latent_dim`` is a power of 2 from 64 on, E one from 16 on. ``num_splits``: parts of a
+    context; chosen from the launch's size where it is None.
+    """
+    num_heads, width = q.shape[1:]
+    assert q.stride(2) == 1
+    out = q.new_empty(q.shape[0], num_heads, latent_dim)
+    if not len(tables) or not tables.max_rows:
+        return out
+    most_rows = num_heads * tables.max_rows
+    config = decisions.mla_decode_config(decisions.arch_of(q.device), most_rows, kv.dtype)
+    num_blocks = -(-most_rows // config.block_m)
+    if num_splits is None:
+        num_splits = decisions.num_splits_for(
+            len(tables) * num_blocks, tables.max_context_len, q.device
+        )
+    splits = Splits.empty(tables, num_heads, num_splits, latent_dim) if num_splits > 1 else None
+    parts = LatentParts.of(kv, latent_dim)
+    _kernel[(len(tables), num_blocks, num_splits)](
+        q,
+        parts.latent,
+        parts.scale,
+        parts.rope,
+        out,
+        out if splits is None else splits.parts,
+        out if splits is None else splits.lse,
+        tables.row_starts,
+        tables.num_rows,
+        tables.context_lens,
+        tables.table_starts,
+        tables.page_indices,
+        scale * LOG2_E,
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        parts.latent.stride(0),
+        parts.scale.stride(0),
+        parts.rope.stride(0),
+        NUM_HEADS=num_heads,
+        MAX_ROWS=tables.max_rows,
+        QUARTER=latent_dim // 4,
+        ROPE=width - latent_dim,
+        RECORD=kv.shape[2],
+        PAGE_SIZE=kv.shape[1],
+        FLOAT8_MAX=FLOAT8_MAX,
+        NUM_SPLITS=num_splits,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps,
+    )
+    if splits is not None:
+        merge_splits(splits, tables, out)
+    return out
+
+
+@triton.jit
+def _kernel(
+    q_ptr,
+    latent_ptr,
+    scale_ptr,
+    rope_ptr,
+    out_ptr,
+    parts_ptr,
+    lse_ptr,
+    row_starts_ptr,
+    num_rows_ptr,
+    context_lens_ptr,
+    table_starts_ptr,
+    page_indices_ptr,
+    score_factor,
+    stride_qt,
+    stride_qh,
+    stride_ot,
+    stride_oh,
+    stride_latent,
+    stride_scale,
+    stride_rope,
+    NUM_HEADS: tl.constexpr,
+    MAX_ROWS: tl.constexpr,
+    QUARTER: tl.constexpr,
+    ROPE: tl.constexpr,
+    RECORD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    FLOAT8_MAX: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    LATENT: tl.constexpr = 4 * QUARTER
+    request, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_rows = tl.load(num_rows_ptr + request)
+    if block * BLOCK_M >= num_rows * NUM_HEADS:
+        return
+    context_len = tl.load(context_lens_ptr + request)
+    table_ptr = page_indices_ptr + tl.load(table_starts_ptr + request)
+    m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, head = m // NUM_HEADS, m % NUM_HEADS
+    is_row = row < num_rows
+    position = context_len - num_rows + row
+
+    tiles_per_split = tl.cdiv(tl.cdiv(context_len, BLOCK_N), NUM_SPLITS)
+    first = split * tiles_per_split * BLOCK_N
+    stop = tl.minimum(first + tiles_per_split * BLOCK_N, context_len)
+    place = (request * MAX_ROWS + row).to(tl.int64)
+    part = (place * NUM_HEADS + head) * NUM_SPLITS + split
+    if NUM_SPLITS > 1:
+        if stop <= first:
+            tl.store(lse_ptr + part, tl.full((BLOCK_M,), float("-inf"), tl.float32), mask=is_row)
+            return
+
+    c = tl.arange(0, QUARTER)[None, :]
+    r = tl.arange(0, ROPE)[None, :]
+    is_q = is_row[:, None]
+    token = (tl.load(row_starts_ptr + request) + row).to(tl.int64)
+    rows = q_ptr + (token * stride_qt + head * stride_qh)[:, None]
+    q0 = tl.load(rows + c, mask=is_q, other=0.0).to(tl.float16)
+    q1 = tl.load(rows + QUARTER + c, mask=is_q, other=0.0).to(tl.float16)
+    q2 = tl.load(rows + 2 * QUARTER + c, mask=is_q, other=0.0).to(tl.float16)
+    q3 = tl.load(rows + 3 * QUARTER + c, mask=is_q, other=0.0).to(tl.float16)
+    q_rope = tl.load(rows + LATENT + r, mask=is_q, other=0.0).to(tl.bfloat16)
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    acc0 = tl.zeros((BLOCK_M, QUARTER), tl.float32)
+    acc1 = tl.zeros((BLOCK_M, QUARTER), tl.float32)
+    acc2 = tl.zeros((BLOCK_M, QUARTER), tl.float32)
+    acc3 = tl.zeros((BLOCK_M, QUARTER), tl.float32)
+    next_pages = tile_pages(table_ptr, first, stop, PAGE_SIZE, BLOCK_N)
+    for n0 in tl.range(first, stop, BLOCK_N, num_stages=STAGES):
+        n = n0 + tl.arange(0, BLOCK_N)
+        pages = next_pages
+        next_pages = tile_pages(table_ptr, n0 + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
+        # What lies past the context may be NaN: values must be 0 there, not only their weights.
+        is_n = n < stop
+        is_kv = is_n[:, None]
+        at = latent_ptr + token_offsets(
+            pages, n0, stride_latent, PAGE_SIZE, BLOCK_N, RECORD
+        )[:, None]  # fmt: skip
+        c0 = tl.load(at + c, mask=is_kv, other=0.0).to(tl.float16)
+        c1 = tl.load(at + QUARTER + c, mask=is_kv, other=0.0).to(tl.float16)
+        c2 = tl.load(at + 2 * QUARTER + c, mask=is_kv, other=0.0).to(tl.float16)
+        c3 = tl.load(at + 3 * QUARTER + c, mask=is_kv, other=0.0).to(tl.float16)
+        at = rope_ptr + token_offsets(
+            pages, n0, stride_rope, PAGE_SIZE, BLOCK_N, RECORD // 2
+        )[:, None]  # fmt: skip
+        rope = tl.load(at + r, mask=is_kv, other=0.0)
+        at = scale_ptr + token_offsets(pages, n0, stride_scale, PAGE_SIZE, BLOCK_N, RECORD // 4)
+        s0 = tl.load(at, mask=is_n, other=0.0)[None, :]
+        s1 = tl.load(at + 1, mask=is_n, other=0.0)[None, :]
+        s2 = tl.load(at + 2, mask=is_n, other=0.0)[None, :]
+        s3 = tl.load(at + 3, mask=is_n, other=0.0)[None, :]
+
+        scores = tl.dot(q_rope, rope.T)
+        scores += tl.dot(q0, c0.T) * s0
+        scores += tl.dot(q1, c1.T) * s1
+        scores += tl.dot(q2, c2.T) * s2
+        scores += tl.dot(q3, c3.T) * s3
+        is_seen = (n[None, :] <= position[:, None]) & is_n[None, :]
+        scores = tl.where(is_seen, scores * score_factor, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weights = tl.exp2(scores - shift[:, None])
+        decay = tl.exp2(row_max - shift)
+        row_sum = row_sum * decay + tl.sum(weights, 1)
+        row_max = new_max
+        # Times 448, a scale is the largest value of its quarter: of a size that float16 holds well.
+        weights = weights * FLOAT8_MAX
+        decay = decay[:, None]
+        acc0 = tl.dot((weights * s0).to(tl.float16), c0, acc0 * decay)
+        acc1 = tl.dot((weights * s1).to(tl.float16), c1, acc1 * decay)
+        acc2 = tl.dot((weights * s2).to(tl.float16), c2, acc2 * decay)
+        acc3 = tl.dot((weights * s3).to(tl.float16), c3, acc3 * decay)
+
+    factor = 1.0 / (FLOAT8_MAX * tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
+    if NUM_SPLITS > 1:
+        to = parts_ptr + part[:, None] * LATENT + c
+        tl.store(lse_ptr + part, row_max + tl.log2(row_sum), mask=is_row)
+    else:
+        to = out_ptr + (token * stride_ot + head * stride_oh)[:, None] + c
+    tl.store(to, (acc0 * factor).to(to.dtype.element_ty), mask=is_q)
+    tl.store(to + QUARTER, (acc1 * factor).to(to.dtype.element_ty), mask=is_q)
+    tl.store(to + 2 * QUARTER, (acc2 * factor).to(to.dtype.element_ty), mask=is_q)
+    tl.store(to + 3 * QUARTER, (acc3 * factor).to(to.dtype.element_ty), mask=is_q)
