@@ -98,9 +98,9 @@ Endpoint Domain::open_endpoint() { return rules_.shared_endpoint ? shared_ : mak
 Endpoint Domain::make_endpoint() {
     fi_info* info = libfabric().dupinfo(info_);
     if (!info) throw Error(ENOMEM, "fi_dupinfo: out of memory");
-    if (rules_.prepare_endpoint) rules_.prepare_endpoint(*info);
     Endpoint endpoint;
     try {
+        if (rules_.prepare_endpoint) rules_.prepare_endpoint(*info);
         enable(endpoint, *info);
     } catch (...) {
         libfabric().freeinfo(info);

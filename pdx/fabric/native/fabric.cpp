@@ -41,6 +41,9 @@ Fabric::Fabric(const FabricOptions& options)
 
 RegionId Fabric::register_region(const Memory& memory) {
     if (!memory.address || !memory.num_bytes) throw Error(EINVAL, "a region needs an address and at least one byte");
+    if (memory.num_bytes - 1 > UINTPTR_MAX - reinterpret_cast<uintptr_t>(memory.address)) {
+        throw Error(EINVAL, "a region of " + std::to_string(memory.num_bytes) + " bytes reaches beyond the last address");
+    }
     if (memory.on_device() && !device_memory_) {
         throw Error(EOPNOTSUPP, "the fabric was not opened for device memory (FabricOptions.device_memory)");
     }

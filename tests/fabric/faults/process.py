@@ -15,6 +15,7 @@ from typing import Any
 __all__ = ["limit_descriptors", "reset_connections", "resident_bytes"]
 
 _LIBC = ctypes.CDLL(None)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def reset_connections(side: Any) -> int:
@@ -24,29 +25,37 @@ def reset_connections(side: Any) -> int:
 
 def limit_descriptors(side: Any, spare: int | None) -> None:
     """Let the process open so many more; None: as many as it may."""
-    used = set(_descriptors())
-    free = (number for number in itertools.count() if number not in used)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    soft = hard if spare is None else next(itertools.islice(free, spare, None))
+    soft = hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if spare is not None:
+        used = set(_descriptors())
+        free = (number for number in itertools.count() if number not in used)
+        soft = next(itertools.islice(free, spare, None))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def resident_bytes(side: Any) -> int:
     """Memory of the process that is its own."""
     _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
 def _descriptors() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    return [number for number in numbers if _is_open(number)]
+
+
+def _is_open(number: int) -> bool:
+    """False for the one that listed them."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _reset(number: int) -> bool:
     """Whether it was a TCP connection. Connecting it to no address is what resets it."""
-    try:
-        if not stat.S_ISSOCK(os.fstat(number).st_mode):
-            return False
-    except OSError:  # what listed the descriptors is closed by now
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
         return False
     with socket.socket(fileno=os.dup(number)) as sock:
         if sock.type != socket.SOCK_STREAM or sock.family not in (socket.AF_INET, socket.AF_INET6):

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "../common.hpp"
 #include "../libfabric.hpp"
 #include "provider.hpp"
 
@@ -21,6 +23,19 @@ namespace {
 constexpr const char* kFolder = "/dev/shm/";
 constexpr const char* kPrefix = "pdx-fabric-";
 constexpr size_t kEntries = 256;
+// What an endpoint's region may come to take.
+constexpr uint64_t kEndpointBytes = 16 << 20;
+
+// A region gets its memory as it is used, and a use that finds none kills the process (SIGBUS). A container's /dev/shm
+// may hold no more than 64 MiB.
+void check_room() {
+    struct statvfs folder;
+    if (statvfs(kFolder, &folder) != 0) return;
+    const uint64_t left = uint64_t{folder.f_bavail} * folder.f_frsize;
+    if (left >= kEndpointBytes) return;
+    throw Error(ENOSPC, "/dev/shm has " + std::to_string(left >> 20) + " MiB left, and a link over shm may need " +
+                            std::to_string(kEndpointBytes >> 20));
+}
 
 // A name of ours, so that sweep_shm() knows what a dead process left.
 void name_endpoint(fi_info& info) {
@@ -49,7 +64,11 @@ const ProviderRules& shm_rules() {
                 // memory. 1.17 refuses the wish.
                 if (FI_MAJOR(libfabric().version) >= 2) hints.tx_attr->size = hints.rx_attr->size = kEntries;
             },
-        .prepare_endpoint = name_endpoint,
+        .prepare_endpoint =
+            [](fi_info& info) {
+                check_room();
+                name_endpoint(info);
+            },
     };
     return rules;
 }
