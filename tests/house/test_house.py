@@ -120,4 +120,5 @@ def test_help_answers_within_300_ms() -> None:
         # CPU time: the wall's on an idle machine, and still right on a busy one.
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(once() for _ in range(5)) < 0.3
+    # The least of many: what shares the core and its caches only ever adds.
+    assert any(once() < 0.3 for _ in range(20))

@@ -60,8 +60,8 @@ def test_cancel_drops_what_is_armed(pair: Any) -> None:
     pair.here.progress(11)
     pair.there.wait_count(5, 1, 4)
     pair.here.fabric.cancel(transfer)
-    pair.here.progress(100)
     done = pair.here.wait("TransferDone", transfer=transfer)
+    pair.here.progress(100)
     assert (done.posted_atoms, done.failed_atoms, done.cancelled, done.failed) == (
         4,
         0,
