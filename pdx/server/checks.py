@@ -143,6 +143,7 @@ class RequestChecker:
         template = self._chat_template()
         tools = checked_tools(body.tools, body.tool_choice, template)
         text, [token_ids] = await self._encode_chat(body, tools, generate=True)
+        self._check_ids([token_ids], "messages")  # a tokenizer may be larger than its model
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         samplings = self._samplings(token_ids, body, "messages", None, logprobs, None)
         reading = self._reading(
