@@ -169,20 +169,13 @@ def test_frontend_does_not_outlive_a_killed_parent(folder: Path, shared_frontend
     ours.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/completions", {"prompt": "Hi"}, "prompt"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "messages"),
-    ],
-)
-def test_text_whose_tokens_the_model_does_not_have_is_refused(
-    start: Callable[..., Frontend], path: str, body: dict[str, Any], param: str
-) -> None:
+def test_text_whose_tokens_the_model_does_not_have_is_refused(start: Start) -> None:
     """The rank would end at such an id."""
     frontend = start(vocab_size=1, eos_token_ids=())
-    answer = httpx.post(frontend.url + path, json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-    assert "outside the vocabulary of 1" in answer.json()["error"]["message"]
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for path, body in ((COMPLETIONS, {"prompt": "Hi"}), ("/v1/chat/completions", chat)):
+        answer = httpx.post(frontend.url + path, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == next(iter(body))
+        assert "outside the vocabulary of 1" in answer.json()["error"]["message"]
     assert frontend.messages.empty()

@@ -105,16 +105,14 @@ def test_text_of_more_tokens_than_are_sent_back_is_refused(
     assert "the text has 1048577 tokens; at most 1048576" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-def test_body_that_does_not_come_in_time_is_a_408(
-    start: Callable[..., Frontend], path: str
-) -> None:
+def test_body_that_does_not_come_in_time_is_a_408(start: Callable[..., Frontend]) -> None:
     frontend = start(request_timeout_s=0.3)
     address = (frontend.first.host, frontend.first.port)
-    with socket.create_connection(address, timeout=10) as client:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{"
-        client.sendall(head.encode())
-        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+    for path in ("/tokenize", "/detokenize"):
+        with socket.create_connection(address, timeout=10) as client:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{"
+            client.sendall(head.encode())
+            assert client.recv(1000).startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_g1_nodes_on_ipv6_print_addresses_that_can_be_pasted(
 def test_c1_prompt_past_what_the_prefiller_holds_is_refused_with_its_limit(
     small_ipv6_pair: Pair, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
-    """All but the prompt's last token are prefilled."""
+    """Also F4: nothing is cut off. All but the prompt's last token are prefilled."""
     node, limit = small_ipv6_pair.decoder, FEW_PAGES * PAGE
     call = node.call(prompt_of(tiny_prompt_ids, limit + 2), 4, stream=True)
     status, body = call.answer()

@@ -5,13 +5,10 @@ carries its case: C hangs and failures, F details of requests, G addresses and p
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.oracle.transformers_oracle import Oracle
 from tests.system.conftest import Generate, Pair
-from tests.system.nodes import decoder, prefiller
 from tests.system.prompts import prompt_of
 
 PAGE, CONTEXT = 16, 512
@@ -122,21 +119,3 @@ def test_f12_errors_have_their_status_and_shape_before_the_first_byte(
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == kind
     assert error["param"] in fields
-
-
-def test_f4_a_prompt_that_the_prefiller_cannot_hold_is_refused_at_once(
-    tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
-) -> None:
-    """It fits the decoder. Nothing of it is cut off, and what fits both is served."""
-    with (
-        prefiller(tiny_llama, tmp_path / "prefill.log", "--pages", "4") as source,
-        decoder(source.address, tmp_path / "decode.log", "--pages", "64") as node,
-    ):
-        fits = prompt_of(tiny_prompt_ids, 4 * 16 + 1)  # the last token is the decoder's
-        answer = node.post(prompt_of(tiny_prompt_ids, 4 * 16 + 2), 8)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["message"] == (
-            "the prompt of 66 tokens exceeds what the prefiller holds (64)"
-        )
-        assert tiny_oracle.greedy(fits, 8).agrees_with(node.complete(fits, 8))
-        node.wait_clean()
