@@ -109,7 +109,8 @@ class RequestChecker:
         self._check_list_len(body.prompt)
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise InvalidRequest("best_of other than n is not served", param="best_of")
-        texts, id_lists = _split_prompt(body.prompt)
+        is_long = _num_parts(body.prompt) > _INLINE_CHARS
+        texts, id_lists = await self._maybe_in_thread(is_long, _split_prompt, body.prompt)
         self._check_num_streams(max(len(texts), len(id_lists)), body)
         if texts:
             add = body.add_special_tokens is not False
@@ -125,7 +126,7 @@ class RequestChecker:
             )
             for text, ids in itertools.zip_longest(texts, id_lists)
         ]
-        self._check_ids(id_lists)
+        await self._maybe_in_thread(is_long, self._check_ids, id_lists)
         reading = self._reading(
             body,
             with_logprobs=body.logprobs is not None,
@@ -346,6 +347,13 @@ class RequestChecker:
 def _asked_max(body: GenerateBody) -> int | None:
     asked = body.max_completion_tokens
     return body.max_tokens if asked is None else asked
+
+
+def _num_parts(prompt: Any) -> int:
+    """Ids or texts in a prompt that is a list."""
+    if not isinstance(prompt, list):
+        return 1
+    return sum(len(each) if isinstance(each, list) else 1 for each in prompt)
 
 
 def _split_prompt(prompt: Any) -> tuple[list[str], list[list[int]]]:
