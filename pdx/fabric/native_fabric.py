@@ -15,8 +15,6 @@ from ctypes import c_uint64, c_void_p
 from dataclasses import dataclass, fields
 from typing import Final, assert_never, get_args
 
-import numpy as np
-
 from pdx.errors import FabricError
 from pdx.fabric import descriptor as descriptors
 from pdx.fabric.checks import check_batch, check_unsigned, check_word_address
@@ -36,8 +34,8 @@ from pdx.fabric.interface import (
 )
 from pdx.fabric.native_events import event_of
 from pdx.fabric.native_library import (
+    BATCH_STRUCT,
     AddressStruct,
-    BatchStruct,
     EventStruct,
     OptionsStruct,
     check,
@@ -275,24 +273,23 @@ class NativeFabric:
 
     def _add(self, transfer: int, batch: PageBatch, word_address: int, first_value: int) -> None:
         check_batch(batch)
-        src, dst = np.ascontiguousarray(batch.src_pages), np.ascontiguousarray(batch.dst_pages)
-        stride = batch.page_bytes
-        native = BatchStruct(
-            src_pages=src.ctypes.data,
-            dst_pages=dst.ctypes.data,
-            num_pages=len(src),
-            page_bytes=batch.page_bytes,
-            src_offset=batch.src_offset,
-            dst_offset=batch.dst_offset,
-            src_layer_stride=batch.src_layer_stride,
-            dst_layer_stride=batch.dst_layer_stride,
-            src_page_stride=stride if batch.src_page_stride is None else batch.src_page_stride,
-            dst_page_stride=stride if batch.dst_page_stride is None else batch.dst_page_stride,
-            num_layers=batch.num_layers,
-            word=word_address,
-            first_value=first_value,
+        page_bytes = batch.page_bytes
+        packed = BATCH_STRUCT.pack(
+            len(batch.src_pages),
+            page_bytes,
+            batch.src_offset,
+            batch.dst_offset,
+            batch.src_layer_stride,
+            batch.dst_layer_stride,
+            page_bytes if batch.src_page_stride is None else batch.src_page_stride,
+            page_bytes if batch.dst_page_stride is None else batch.dst_page_stride,
+            batch.num_layers,
+            word_address,
+            first_value,
         )
-        check(self._core.pdx_fabric_add_batch(self._open, transfer, ctypes.byref(native)))
+        # Copies of the pages: their addresses would cost more than they do.
+        src, dst = batch.src_pages.tobytes(), batch.dst_pages.tobytes()
+        check(self._core.pdx_fabric_add_batch(self._open, transfer, packed, src, dst))
 
     def seal(self, transfer: int) -> None:
         """See :meth:`Fabric.seal`."""

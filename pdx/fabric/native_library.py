@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib.metadata
 import os
+import struct
 from ctypes import (
     CDLL,
     POINTER,
@@ -31,8 +32,8 @@ from pdx.errors import FabricError
 from pdx.fabric.interface import MAX_DOMAINS
 
 __all__ = [
+    "BATCH_STRUCT",
     "AddressStruct",
-    "BatchStruct",
     "EndStruct",
     "EventStruct",
     "LoadedLibfabric",
@@ -42,7 +43,7 @@ __all__ = [
     "load_libfabric",
 ]
 
-_ABI = 3
+_ABI = 4
 _LIBRARY = "pdx/fabric/native/libpdx_fabric.so"
 _SYSTEM_LIBFABRIC = "libfabric.so.1"
 
@@ -93,25 +94,8 @@ class AddressStruct(Structure):
     )
 
 
-class BatchStruct(Structure):
-    """pdx_fabric_batch."""
-
-    _fields_ = (
-        ("src_pages", c_void_p),
-        ("dst_pages", c_void_p),
-        ("num_pages", c_uint64),
-        ("page_bytes", c_uint64),
-        ("src_offset", c_uint64),
-        ("dst_offset", c_uint64),
-        ("src_layer_stride", c_uint64),
-        ("dst_layer_stride", c_uint64),
-        ("src_page_stride", c_uint64),
-        ("dst_page_stride", c_uint64),
-        ("num_layers", c_uint32),
-        ("reserved", c_uint32),
-        ("word", c_void_p),
-        ("first_value", c_uint64),
-    )
+#: pdx_fabric_batch: sizes, offsets, layer strides, page strides; layers; the word and its value.
+BATCH_STRUCT = struct.Struct("=8QI4x2Q")
 
 
 class EventStruct(Structure):
@@ -150,7 +134,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "connect": (_FABRIC, c_int64, POINTER(AddressStruct)),
     "fence": (_FABRIC, c_int64),
     "open_transfer": (_FABRIC, c_int64, c_uint32, c_uint32),
-    "add_batch": (_FABRIC, c_int64, POINTER(BatchStruct)),
+    "add_batch": (_FABRIC, c_int64, c_char_p, c_char_p, c_char_p),
     "seal": (_FABRIC, c_int64),
     "cancel": (_FABRIC, c_int64),
     "expect": (_FABRIC, c_int64, c_uint32, c_uint32, c_uint64),

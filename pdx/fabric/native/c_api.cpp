@@ -56,10 +56,11 @@ std::vector<std::string> lines(const char* text) {
     return found;
 }
 
-std::unique_ptr<pdx::Batch> make_batch(const pdx_fabric_batch& from) {
+std::unique_ptr<pdx::Batch> make_batch(const pdx_fabric_batch& from, const uint32_t* src_pages,
+                                       const uint32_t* dst_pages) {
     auto batch = std::make_unique<pdx::Batch>();
-    batch->src_pages.assign(from.src_pages, from.src_pages + from.num_pages);
-    batch->dst_pages.assign(from.dst_pages, from.dst_pages + from.num_pages);
+    batch->src_pages.assign(src_pages, src_pages + from.num_pages);
+    batch->dst_pages.assign(dst_pages, dst_pages + from.num_pages);
     batch->page_bytes = from.page_bytes;
     batch->num_layers = from.num_layers;
     batch->src_offset = from.src_offset;
@@ -216,8 +217,9 @@ int64_t pdx_fabric_open_transfer(pdx_fabric* fabric, int64_t link, uint32_t slot
     return guarded([&] { return fabric->fabric.open_transfer(link, slot, generation); });
 }
 
-int64_t pdx_fabric_add_batch(pdx_fabric* fabric, int64_t transfer, const pdx_fabric_batch* batch) {
-    return done([&] { fabric->fabric.add_batch(transfer, make_batch(*batch)); });
+int64_t pdx_fabric_add_batch(pdx_fabric* fabric, int64_t transfer, const pdx_fabric_batch* batch,
+                             const uint32_t* src_pages, const uint32_t* dst_pages) {
+    return done([&] { fabric->fabric.add_batch(transfer, make_batch(*batch, src_pages, dst_pages)); });
 }
 
 int64_t pdx_fabric_seal(pdx_fabric* fabric, int64_t transfer) {

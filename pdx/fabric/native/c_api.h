@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define PDX_FABRIC_ABI 3
+#define PDX_FABRIC_ABI 4
 #define PDX_FABRIC_MAX_DOMAINS 8
 
 typedef struct pdx_fabric pdx_fabric;
@@ -43,8 +43,6 @@ typedef struct {
 } pdx_fabric_address;
 
 typedef struct {
-    const uint32_t* src_pages;
-    const uint32_t* dst_pages;
     uint64_t num_pages;
     uint64_t page_bytes;
     uint64_t src_offset, dst_offset;
@@ -95,7 +93,8 @@ PDX_API int64_t pdx_fabric_connect(pdx_fabric* fabric, int64_t link, const pdx_f
 PDX_API int64_t pdx_fabric_fence(pdx_fabric* fabric, int64_t link);
 
 PDX_API int64_t pdx_fabric_open_transfer(pdx_fabric* fabric, int64_t link, uint32_t slot, uint32_t generation);
-PDX_API int64_t pdx_fabric_add_batch(pdx_fabric* fabric, int64_t transfer, const pdx_fabric_batch* batch);
+PDX_API int64_t pdx_fabric_add_batch(pdx_fabric* fabric, int64_t transfer, const pdx_fabric_batch* batch,
+                                     const uint32_t* src_pages, const uint32_t* dst_pages);
 PDX_API int64_t pdx_fabric_seal(pdx_fabric* fabric, int64_t transfer);
 PDX_API int64_t pdx_fabric_cancel(pdx_fabric* fabric, int64_t transfer);
 

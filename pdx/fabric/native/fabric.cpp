@@ -138,8 +138,9 @@ TransferId Fabric::open_transfer(LinkId link, uint32_t slot, uint32_t generation
     if (!find_link(link).connected) throw Error(ENOTCONN, "link " + std::to_string(link) + " is not connected");
     const TransferId id = next_id_++;
     transfers_[id].link = link;
-    worker_.submit({.kind = Command::Kind::kOpenTransfer, .link = link, .transfer = id, .slot = slot,
-                    .generation = generation});
+    // Nothing to do before the first batch: waking a thread costs as much as all the rest of this.
+    worker_.queue({.kind = Command::Kind::kOpenTransfer, .link = link, .transfer = id, .slot = slot,
+                   .generation = generation});
     return id;
 }
 

@@ -85,12 +85,14 @@ Worker::~Worker() {
 }
 
 void Worker::submit(Command command) {
-    {
-        std::lock_guard lock(mutex_);
-        commands_.push_back(std::move(command));
-        has_commands_.store(true, std::memory_order_seq_cst);
-    }
+    queue(std::move(command));
     sleeper_.kick();
+}
+
+void Worker::queue(Command command) {
+    std::lock_guard lock(mutex_);
+    commands_.push_back(std::move(command));
+    has_commands_.store(true, std::memory_order_seq_cst);
 }
 
 void Worker::run() {

@@ -44,8 +44,9 @@ class Worker {
     Worker(const Worker&) = delete;
     Worker& operator=(const Worker&) = delete;
 
-    // Any thread.
+    // Any thread. submit() wakes the worker; what is only queued is run with its next turn, before what comes later.
     void submit(Command command);
+    void queue(Command command);
     Sleeper& sleeper() { return sleeper_; }
 
   private:
