@@ -28,7 +28,7 @@ GENERATION = 0
 
 
 def connected(provider: Provider, channel: Channel) -> Endpoint:
-    endpoint = Endpoint(provider, None, POOL_BYTES)
+    endpoint = Endpoint(provider, (), POOL_BYTES)
     channel.send(Hello(provider=provider, pool_bytes=POOL_BYTES, descriptor=endpoint.descriptor))
     endpoint.connect(channel.expect(Hello).descriptor)
     return endpoint

@@ -42,7 +42,7 @@ def measure(provider: Provider, arguments: argparse.Namespace) -> list[Figure]:
             channel,
             receiver,
             provider=provider,
-            bind_host=None,
+            bind_hosts=(),
             pool_bytes=plan.pool_bytes,
             ahead=arguments.ahead,
         )

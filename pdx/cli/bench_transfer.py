@@ -53,6 +53,15 @@ def transfer(
             help="Write to a receiver that listens there; without it, to a process of this host.",
         ),
     ] = None,
+    bind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel=_WHERE,
+            help="Address of this side's network card; again for each more, to stripe over all. "
+            "Without --peer the receiver takes the same.",
+        ),
+    ] = None,
     compare: Annotated[
         str | None,
         typer.Option(
@@ -147,7 +156,7 @@ def transfer(
     from pdx.fabric.bench.run import run_rounds
 
     if listen is not None:
-        _listen(listen)
+        _listen(listen, bind or ())
         return
     provider = _provider(fabric, peer)
     comparisons = [name for name in (compare or "").split(",") if name]
@@ -156,7 +165,7 @@ def transfer(
     plan = _plan(sizes, pages, layers, neighbours, pool, rounds, seconds)
     check_plot(plot)
     with contextlib.ExitStack() as stack:
-        pair = _pdx(provider, peer, plan.pool_bytes, ahead)
+        pair = _pdx(provider, peer, bind or (), plan.pool_bytes, ahead)
         stack.callback(pair.close)
         systems: list[System] = [pair]
         for other in _others(comparisons, provider, plan.pool_bytes, peers_python):
@@ -227,7 +236,7 @@ def _host_port(flag: str, text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _listen(where: str) -> None:
+def _listen(where: str, bind: Sequence[str]) -> None:
     """Serve one writer after another, until SIGINT."""
     import socket
 
@@ -245,26 +254,29 @@ def _listen(where: str) -> None:
             try:
                 connection, address = server.accept()
                 status_line(f"a writer from {address[0]}")
-                serve(connection, host, f"{address[0]}:{address[1]}")
+                serve(connection, bind or [host], f"{address[0]}:{address[1]}")
             except (FabricError, PeerError) as error:
                 status_line(f"the writer's run ended: {error.message}")
             except KeyboardInterrupt:
                 return
 
 
-def _pdx(provider: Provider, peer: str | None, pool_bytes: int, ahead: int) -> PdxPair:
+def _pdx(
+    provider: Provider, peer: str | None, bind: Sequence[str], pool_bytes: int, ahead: int
+) -> PdxPair:
     from pdx.fabric.bench.systems import PdxPair, local_receiver, remote_receiver
 
-    receiver, bind_host = None, None
+    receiver = None
     if peer is None:
-        channel, receiver = local_receiver()
+        channel, receiver = local_receiver(bind)
     else:
-        channel, bind_host = remote_receiver(*_host_port("--peer", peer))
+        channel, host = remote_receiver(*_host_port("--peer", peer))
+        bind = bind or [host]
     return PdxPair(
         channel,
         receiver,
         provider=provider,
-        bind_host=bind_host,
+        bind_hosts=bind,
         pool_bytes=pool_bytes,
         ahead=ahead,
     )

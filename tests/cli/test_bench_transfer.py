@@ -68,17 +68,23 @@ def test_limits_are_measured_in_the_same_rounds(provider: str, tmp_path: Path) -
     assert "pdx / better raw" in bench("--fabric", provider, "--compare", "raw").stdout
 
 
-def test_another_process_listens() -> None:
+def _binds(*last: int) -> list[str]:
+    return [text for number in last for text in ("--bind", f"127.0.0.{number}")]
+
+
+def test_another_process_listens_and_each_side_has_its_own_addresses() -> None:
+    listen = ["--listen", "127.0.0.1:0", *_binds(2, 3)]
     receiver = subprocess.Popen(
-        [sys.executable, "-m", "pdx", "bench", "transfer", "--listen", "127.0.0.1:0"],
+        [sys.executable, "-m", "pdx", "bench", "transfer", *listen],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert receiver.stdout is not None
         address = receiver.stdout.readline().split()[-1]
-        for _ in range(2):
-            assert figures_of(bench("--peer", address, "--json"))["pdx", 4096]["wrong"] == 0
+        for binds in ([], _binds(1, 2, 3)):
+            run = bench("--peer", address, "--json", *binds)
+            assert figures_of(run)["pdx", 4096]["wrong"] == 0
         receiver.send_signal(signal.SIGINT)
         assert receiver.wait(20) == 0
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Sequence
 from typing import TypeVar
 
 from pdx.errors import FabricError
@@ -22,9 +23,9 @@ _E = TypeVar("_E", Arrived, LinkUp, TransferDone)
 class Endpoint:
     """What both sides have. close() it, or the fabric's thread goes on."""
 
-    def __init__(self, provider: Provider, bind_host: str | None, pool_bytes: int) -> None:
+    def __init__(self, provider: Provider, bind_hosts: Sequence[str], pool_bytes: int) -> None:
         self._memory, self.pool = new_pool(pool_bytes)
-        self.fabric = open_fabric(provider=provider, bind_host=bind_host)
+        self.fabric = open_fabric(provider=provider, bind_host=bind_hosts or None)
         self._early: list[FabricEvent] = []
         region = self.fabric.register(self.pool.ctypes.data, pool_bytes)
         self.link = self.fabric.open_link(region, window=_WINDOW)

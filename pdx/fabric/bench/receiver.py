@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Sequence
 
 from pdx.errors import FabricError, PeerError, ProtocolError
 from pdx.fabric.bench.channel import (
@@ -35,7 +36,7 @@ MAX_POOL_BYTES = 16 << 30
 _OPEN_END = 1 << 60
 
 
-def serve(connection: socket.socket, bind_host: str | None, peer: str) -> None:
+def serve(connection: socket.socket, bind_hosts: Sequence[str], peer: str) -> None:
     """Count for one writer until it leaves.
 
     Raises:
@@ -46,7 +47,7 @@ def serve(connection: socket.socket, bind_host: str | None, peer: str) -> None:
     try:
         hello = channel.expect(Hello)
         _check_hello(hello)
-        endpoint = Endpoint(hello.provider, bind_host, hello.pool_bytes)
+        endpoint = Endpoint(hello.provider, bind_hosts, hello.pool_bytes)
         try:
             channel.send(
                 Hello(
@@ -104,7 +105,7 @@ def _serve_cells(channel: Channel, endpoint: Endpoint, pool_bytes: int) -> None:
 
 def _main() -> int:
     try:
-        serve(socket.socket(fileno=int(sys.argv[1])), None, "the writer")
+        serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:], "the writer")
     except (FabricError, PeerError) as error:
         sys.stderr.write(f"receiver: {error.message}\n")
         return error.exit_code

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,7 +86,7 @@ class PdxPair:
         receiver: subprocess.Popen[bytes] | None,
         *,
         provider: Provider,
-        bind_host: str | None,
+        bind_hosts: Sequence[str],
         pool_bytes: int,
         ahead: int,
     ) -> None:
@@ -94,7 +94,7 @@ class PdxPair:
         self._receiver = receiver
         self._ahead = ahead
         self._generation = 0
-        self._endpoint = Endpoint(provider, bind_host, pool_bytes)
+        self._endpoint = Endpoint(provider, bind_hosts, pool_bytes)
         try:
             descriptor = self._endpoint.descriptor
             channel.send(Hello(provider=provider, pool_bytes=pool_bytes, descriptor=descriptor))
@@ -178,12 +178,17 @@ def _batches(cell: Cell) -> Iterator[PageBatch]:
         )
 
 
-def local_receiver() -> tuple[Channel, subprocess.Popen[bytes]]:
+def local_receiver(
+    bind_hosts: Sequence[str] = (),
+) -> tuple[Channel, subprocess.Popen[bytes]]:
     """A receiver on this host, and the connection to it."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pdx.fabric.bench.receiver", str(theirs.fileno())],
+            [
+                *(sys.executable, "-m", "pdx.fabric.bench.receiver", str(theirs.fileno())),
+                *bind_hosts,
+            ],
             pass_fds=[theirs.fileno()],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
