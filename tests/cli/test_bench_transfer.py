@@ -92,6 +92,24 @@ def test_another_process_listens_and_each_side_has_its_own_addresses() -> None:
         receiver.communicate()
 
 
+def test_ctrl_c_is_quiet_also_while_the_receiver_starts() -> None:
+    """A terminal sends it to the whole group."""
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "pdx", "bench", "transfer", "--rounds", "1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with bench:
+        children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children")
+        while not children.read_text():
+            assert bench.poll() is None
+            time.sleep(0.01)  # nobody tells when a process is started
+        os.killpg(bench.pid, signal.SIGINT)
+        assert bench.communicate(timeout=20) == (b"", b"")
+        assert bench.returncode == 130
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="raw is built with a C compiler")
 @pytest.mark.parametrize("provider", available_providers())
 def test_a_killed_bench_leaves_no_process_and_no_memory(provider: str) -> None:

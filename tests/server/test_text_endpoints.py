@@ -141,8 +141,8 @@ async def ask_an_app(
     path: str,
     body: dict[str, Any],
 ) -> httpx.Response:
-    """The application in this process, in which a request may take 0.2 s."""
-    config = msgspec.structs.replace(config, request_timeout_s=0.2)
+    """The application in this process, in which a request may take 0.5 s."""
+    config = msgspec.structs.replace(config, request_timeout_s=0.5)
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     with theirs:

@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from pdx.errors import FabricError, PeerError, ProtocolError
+from pdx.errors import FabricError, PeerError, PeerLost, ProtocolError
 from pdx.fabric.bench.channel import (
     BENCH_VERSION,
     Begin,
@@ -106,11 +106,11 @@ def _serve_cells(channel: Channel, endpoint: Endpoint, pool_bytes: int) -> None:
 def _main() -> int:
     try:
         serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:], "the writer")
+    except PeerLost as error:  # the bench has ended, and has said why
+        return error.exit_code
     except (FabricError, PeerError) as error:
         sys.stderr.write(f"receiver: {error.message}\n")
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

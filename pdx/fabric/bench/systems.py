@@ -192,6 +192,7 @@ def local_receiver(
             pass_fds=[theirs.fileno()],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
+            process_group=0,  # a terminal's Ctrl-C is for the bench; the receiver ends with it
         )
     return Channel(ours, "the receiver"), process
 
