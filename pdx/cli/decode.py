@@ -26,7 +26,7 @@ def _from_prefiller(each: Setting) -> Setting:
 
 
 DECODE_SETTINGS = [
-    *pick(FabricConfig, "peer", "peer_timeout_s", "fabric", required=["peer"]),
+    *pick(FabricConfig, "peers", "peer_timeout_s", "fabric", "local_below", required=["peers"]),
     *map(_from_prefiller, pick(ModelChoice)),
     *(_from_prefiller(s) if s.name == "page_size" else s for s in pick(EngineConfig)),
     *pick(ServerConfig),
@@ -51,8 +51,9 @@ async def _serve(settings: Settings) -> None:
     from pdx.messenger.control import Address, parse_address
 
     server, patience_s = settings.build(ServerConfig), settings["peer_timeout_s"]
-    peer, _ = parse_address(settings["peer"]), parse_address(server.http)
-    described = await describe_with_patience(peer, timeout_s=patience_s, on_wait=status_line)
+    peers = [parse_address(peer) for peer in settings["peers"]]
+    parse_address(server.http)
+    described = await describe_with_patience(peers, timeout_s=patience_s, on_wait=status_line)
     config = settings.build(
         EngineConfig,
         dtype=described.dtype if settings["dtype"] == "auto" else settings["dtype"],
@@ -67,15 +68,16 @@ async def _serve(settings: Settings) -> None:
         node = DecodeNode(
             loaded,
             model_name=folder.name if model_is_folder(name) else name,
-            peer=peer,
+            peers=peers,
+            local_below=settings["local_below"],
             fabric=cast("FabricChoice", settings["fabric"]),
             trace=closing.enter_context(tracing(settings["trace"], "decoder")),
         )
         closing.push_async_callback(node.stop, "the decoder shuts down")
-        await node.connector.connect_patiently(patience_s, status_line)
+        await node.peers.connect_any(patience_s, status_line)
         report_on_request(lambda: node.status().counts)
         ready = await node.start_frontend(server)
-        status_line(f"{node.connector.status}, loaded in {loaded.load_s:.1f} s; the API:")
+        status_line(f"{node.peers.status}, loaded in {loaded.load_s:.1f} s; the API:")
         announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
         await node.run()
 

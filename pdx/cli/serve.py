@@ -30,7 +30,7 @@ _NODES = "Nodes"
     [
         *pick(ModelChoice, required=["model"]),
         *pick(EngineConfig),
-        *pick(FabricConfig, "fabric", "peer_timeout_s"),
+        *pick(FabricConfig, "fabric", "peer_timeout_s", "local_below"),
         *pick(ServerConfig),
         *pick(TraceConfig),
     ],
@@ -63,20 +63,15 @@ def serve(
     """
     from pdx.cli.serving import run_until_signal
 
-    if prefill > 1:
-        raise ConfigError(
-            f"--prefill {prefill}: a decode node takes one prefill node so far",
-            hint="give several decode nodes: --decode 2",
-        )
-    if colocated and decode > 1:
-        raise ConfigError(f"--colocated is one node, --decode {decode} asks for more")
+    if colocated and max(prefill, decode) > 1:
+        raise ConfigError("--colocated is one node, --prefill or --decode asks for more")
     if colocated:
         run_until_signal(lambda: _serve_colocated(settings))
     else:
-        run_until_signal(lambda: _serve_nodes(settings, decode))
+        run_until_signal(lambda: _serve_nodes(settings, prefill, decode))
 
 
-async def _serve_nodes(settings: Settings, num_decoders: int) -> None:
+async def _serve_nodes(settings: Settings, num_prefillers: int, num_decoders: int) -> None:
     from pdx.cli.serving import bind
     from pdx.config.model_source import resolve_model
     from pdx.engine.supervisor import Supervisor
@@ -91,12 +86,15 @@ async def _serve_nodes(settings: Settings, num_decoders: int) -> None:
     env = settings.to_env() | {"PDX_CONFIG": None, "PDX_PEER": None, "PDX_LISTEN": None}
     supervisor = Supervisor(node_line)
     try:
-        line = await supervisor.start("prefill", ["prefill"], env, stage=0)
-        node_line("prefill", line)
-        peer = line.removeprefix("pdx decode --peer ")
+        peers = []
+        for i in range(1, num_prefillers + 1):
+            name = "prefill" if num_prefillers == 1 else f"prefill-{i}"
+            line = await supervisor.start(name, ["prefill"], env, stage=0)
+            node_line(name, line)
+            peers.append(line.removeprefix("pdx decode --peer "))
         for i, api in enumerate(apis, 1):
             name = "decode" if num_decoders == 1 else f"decode-{i}"
-            own = {"PDX_PEER": peer, "PDX_HTTP": str(api)}
+            own = {"PDX_PEER": ",".join(peers), "PDX_HTTP": str(api)}
             if settings["trace"] is not None and num_decoders > 1:
                 own["PDX_TRACE"] = _of_its_own(settings["trace"], name)
             url = await supervisor.start(name, ["decode"], env | own, stage=1)

@@ -62,6 +62,12 @@ class EngineConfig:
         metavar="SIZE",
         minimum=1,
     )
+    prefix_cache: bool = setting(
+        True,
+        "Keep pages of earlier requests, for requests that begin with the same tokens.",
+        key="prefix_cache",
+        section="kv",
+    )
     poison: bool = setting(
         False, "Fill fresh KV memory with NaN (for tests).", key="poison", section="kv"
     )

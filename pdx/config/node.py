@@ -29,9 +29,9 @@ class ModelChoice:
 class FabricConfig:
     """How nodes find each other, and what carries the KV cache."""
 
-    peer: str | None = setting(
-        None,
-        "Control address of the prefiller, as it printed it.",
+    peers: tuple[str, ...] = setting(
+        (),
+        "Control address of a prefiller, as it printed it; give it again for more.",
         key="peer",
         section="fabric",
         metavar="HOST:PORT",
@@ -50,9 +50,17 @@ class FabricConfig:
         section="fabric",
         choices=("auto", "tcp", "shm"),
     )
+    local_below: int = setting(
+        0,
+        "A decoder computes prompts of which fewer tokens than this are missing by itself.",
+        key="local_below",
+        section="scheduler",
+        metavar="TOKENS",
+        minimum=0,
+    )
     peer_timeout_s: float = setting(
         60.0,
-        "How long to wait for the prefiller at the start.",
+        "How long to wait for a prefiller at the start.",
         key="peer_timeout",
         section="fabric",
         metavar="SECONDS",

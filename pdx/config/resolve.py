@@ -66,7 +66,7 @@ class Settings:
             ConfigError: naming it and the ways to give it.
         """
         for each in self.declared:
-            if each.required and self.values[each.name] is None:
+            if each.required and self.values[each.name] in (None, ()):
                 raise ConfigError(
                     f"{each.label} is missing: {each.doc}",
                     hint=f"give {each.label}, {each.env}, or {each.key} under [{each.section}] "

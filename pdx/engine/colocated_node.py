@@ -85,7 +85,13 @@ class ColocatedNode:
     def submit(self, submit: Submit) -> None:
         num_top = submit.sampling.prompt_logprobs
         scoring = None if num_top is None else PromptScoring(num_top=num_top)
-        self.scheduler.submit(submit.stream_id, submit.token_ids, submit.sampling, scoring)
+        self.scheduler.submit(
+            submit.stream_id,
+            submit.token_ids,
+            submit.sampling,
+            scoring,
+            cache_salt=submit.cache_salt,
+        )
 
     def aborted(self, request: DecodeRequest) -> None:
         """Nobody else works for it."""
@@ -100,7 +106,7 @@ class ColocatedNode:
 
     def admit(self) -> None:
         for sequence in self.scheduler.admit():
-            self._bridge.requests[sequence.request_id].on_admitted()
+            self._bridge.requests[sequence.request_id].on_admitted(sequence.num_cached)
             self.scheduler.start(sequence.request_id)
 
     def before_pass(self, scheduled: ScheduledPass) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections import abc
 from dataclasses import dataclass
 
 from pdx.config.node import ServerConfig
@@ -19,6 +20,7 @@ from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend_bridge import FrontendBridge
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.peer import PeerConnector
+from pdx.engine.peers import Peers
 from pdx.engine.step_loop import StepLoop
 from pdx.engine.transfer_log import TransferLog
 from pdx.errors import CapacityError, InvalidRequest, RequestError
@@ -49,6 +51,7 @@ _STATUS_S = 0.1
 class _Transfer:
     request_id: int
     lease_id: int
+    link: DecodeLink
 
 
 class DecodeNode:
@@ -59,8 +62,9 @@ class DecodeNode:
         loaded: LoadedModel,
         *,
         model_name: str,
-        peer: Address,
+        peers: abc.Sequence[Address],
         fabric: FabricChoice,
+        local_below: int = 0,
         trace: TraceWriter | None = None,
     ) -> None:
         self._loaded = loaded
@@ -75,7 +79,10 @@ class DecodeNode:
         self._loop = StepLoop(
             self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s, trace=trace
         )
-        self.connector = PeerConnector(peer, self._hub, self._slots, self._identity, owner=self)
+        self._local_below = local_below
+        self.peers = Peers(
+            [PeerConnector(p, self._hub, self._slots, self._identity, owner=self) for p in peers]
+        )
         self._bridge = FrontendBridge(loaded, self.scheduler, self, trace)
         self._transfers: dict[int, _Transfer] = {}
         self._log = TransferLog()
@@ -93,15 +100,14 @@ class DecodeNode:
         """Serve until cancelled.
 
         Raises:
-            PdxError: a process of the node failed, or the peer refused us for good; the node must
-            stop.
+            PdxError: a process of the node failed, or no peer takes us; the node must stop.
         """
         tasks = [
             asyncio.create_task(self._loop.run()),
             asyncio.create_task(self._watch_rank()),
             asyncio.create_task(self._bridge.serve()),
             asyncio.create_task(self._bridge.report(self.status)),
-            asyncio.create_task(self.connector.run()),
+            asyncio.create_task(self.peers.run()),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -113,8 +119,8 @@ class DecodeNode:
             await asyncio.wait(tasks)
 
     async def stop(self, reason: str) -> None:
-        """End the link, the frontend and the fabrics."""
-        await self.connector.stop(reason)
+        """End the links, the frontend and the fabrics."""
+        await self.peers.stop(reason)
         await self._bridge.stop()
         self._hub.close()
 
@@ -122,20 +128,22 @@ class DecodeNode:
 
     def submit(self, submit: Submit) -> None:
         """What the frontend cannot check: the peer's limits."""
-        link = self.connector.link
-        num_prefill = len(submit.token_ids) - 1
-        if link is not None and link.usable and num_prefill > link.max_prompt_len:
+        most = self.peers.max_prompt_len
+        if most is not None and len(submit.token_ids) - 1 > most:
             raise InvalidRequest(
                 f"the prompt of {len(submit.token_ids)} tokens exceeds what the prefiller holds "
-                f"({link.max_prompt_len})",
+                f"({most})",
                 param="prompt",
             )
-        self.scheduler.submit(submit.stream_id, submit.token_ids, submit.sampling)
+        self.scheduler.submit(
+            submit.stream_id, submit.token_ids, submit.sampling, cache_salt=submit.cache_salt
+        )
 
     def aborted(self, request: DecodeRequest) -> None:
-        if request.transfer_id is not None and self.connector.link is not None:
+        transfer = self._transfers.get(request.transfer_id or 0)
+        if transfer is not None and request.transfer_id is not None:
             self._log.cancelled(request.transfer_id)
-            self.connector.link.cancel(request.transfer_id)
+            transfer.link.cancel(request.transfer_id)
 
     def wake(self) -> None:
         self._loop.wake()
@@ -146,37 +154,40 @@ class DecodeNode:
     # ---- Role -----------------------------------------------------------------------------
 
     def admit(self) -> None:
-        link = self.connector.link
-        if link is not None and not link.usable:
-            link = None
-        if link is None:
+        if not self.peers.links:
             self._refuse_new_requests()
         for sequence in self.scheduler.admit():
             request = self._bridge.requests[sequence.request_id]
-            request.on_admitted()
-            if link is None or self._starts_here(sequence, request, link):
+            request.on_admitted(sequence.num_cached)
+            link = self.peers.pick(len(sequence.token_ids) - 1)
+            if link is None or self._starts_here(sequence, request):
                 self.scheduler.start(sequence.request_id)
             else:
                 self._dispatch(sequence, link)
 
     def _refuse_new_requests(self) -> None:
         """Without a prefiller only what needs none goes on: streams that were preempted, and
-        prompts of one token.
+        prompts of one token or below the threshold.
         """
-        error = CapacityError("no prefiller is connected", hint=self.connector.status)
+        error = CapacityError("no prefiller is connected", hint=self.peers.status)
         for sequence in self.scheduler.waiting():
-            if len(sequence.token_ids) > 1 and not sequence.output_len:
+            needs_one = len(sequence.token_ids) > max(1, self._local_below)
+            if needs_one and not sequence.output_len:
                 self._bridge.fail(sequence.request_id, error)
 
-    @staticmethod
-    def _starts_here(sequence: Sequence, request: DecodeRequest, link: DecodeLink) -> bool:
-        """Nothing to prefill, or a stream whose prefiller has failed it or cannot hold it: its
-        client has tokens already, so this node computes the rest of the cache itself.
+    def _starts_here(self, sequence: Sequence, request: DecodeRequest) -> bool:
+        """Whether this node computes what is missing of the cache itself: nothing, or no more than
+        the rest of a page, or fewer tokens than the threshold; or the stream's prefiller has failed
+        it, and its client has tokens already.
         """
         num_prefill = len(sequence.token_ids) - 1
         if not num_prefill or request.prefill_here:
             return True
-        return sequence.output_len > 0 and num_prefill > link.max_prompt_len
+        if request.prompt_logprobs_wanted is not None:
+            return False
+        missing = num_prefill - sequence.num_cached
+        last_page_only = sequence.num_cached > 0 and missing < self._loaded.layout.rank.page_size
+        return last_page_only or missing < self._local_below
 
     def _dispatch(self, sequence: Sequence, link: DecodeLink) -> None:
         """Arm a slot and ask the prefiller for everything but the last token."""
@@ -193,24 +204,27 @@ class DecodeNode:
         lease_id = sequence.lease_id
         assert lease_id is not None
         num_tokens = len(sequence.token_ids) - 1
+        first = sequence.num_cached
         pages = self._pool.page_indices(lease_id)[: dst.rank.num_pages_for(num_tokens)]
         transfer_id = next(self._next_transfer_id)
-        self._transfers[transfer_id] = _Transfer(sequence.request_id, lease_id)
+        self._transfers[transfer_id] = _Transfer(sequence.request_id, lease_id, link)
         self._pool.hold(lease_id, Use.REMOTE_WRITE)
         request = self._bridge.requests[sequence.request_id]
-        num_bytes = transfer_bytes(src, dst, 0, num_tokens)
+        num_bytes = transfer_bytes(src, dst, first, num_tokens)
         request.dispatch(transfer_id, link, num_bytes)
         prefill = Prefill(
             transfer_id=transfer_id,
             token_ids=sequence.token_ids[:-1],
-            first_position=0,
-            page_indices=list(pages),
+            first_position=first,
+            page_indices=list(pages[first // dst.rank.page_size :]),
             slot=pair[0],
             generation=pair[1],
-            atoms_by_rank=atoms_by_rank(src, dst, transfer_id, 0, num_tokens),
+            atoms_by_rank=atoms_by_rank(src, dst, transfer_id, first, num_tokens),
             prompt_logprobs=request.prompt_logprobs_wanted,
             last_token_id=sequence.token_ids[-1],
+            cache_salt=sequence.cache_salt,
         )
+        self.peers.asked(transfer_id, link, num_tokens - first)
         self._log.started(prefill, link, num_bytes)
         link.start(prefill)
 
@@ -224,9 +238,15 @@ class DecodeNode:
 
     def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
         transfer = self._transfers.pop(transfer_id)
+        self.peers.over(transfer_id)
         self._log.settled(transfer_id, proof)
         self._pool.drop(transfer.lease_id, Use.REMOTE_WRITE, proof)
         self._loop.wake()
+
+    def prefix_found(self, link: DecodeLink, transfer_id: int, num_tokens: int) -> None:
+        for request in self._bridge.requests.values():
+            if transfer_id in (request.transfer_id, request.arrived_transfer_id):
+                request.on_prefix_found(num_tokens)
 
     def transfer_counted(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
         self._request_of(transfer_id).on_arrived(arrival)
@@ -268,16 +288,16 @@ class DecodeNode:
 
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""
-        link = self.connector.link
-        usable = link is not None and link.usable
+        usable = bool(self.peers.links)
         counts = self._bridge.counts() | {
             "transfers_open": len(self._transfers),
+            "prefillers": len(self.peers.links),
             "slots_taken": self._slots.num_taken,
             "atoms_counted": sum(fabric.atoms_reaped for fabric in self._hub.statistics()),
             "imms_stale": sum(fabric.stale_imms for fabric in self._hub.statistics()),
         }
         return NodeStatus(
             healthy=usable,
-            detail="ready" if usable else self.connector.status,
+            detail="ready" if usable else self.peers.status,
             counts=counts,
         )

@@ -31,6 +31,8 @@ class DecodeRequest:
     prompt_logprobs_wanted: int | None = None
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)
     arrival_s: float = field(default_factory=time.monotonic)
+    #: Tokens of the prompt that a prefix cache held, here or on the prefiller.
+    num_cached: int = 0
     #: The transfer that runs now.
     transfer_id: int | None = None
     #: The last transfer that was complete.
@@ -52,10 +54,18 @@ class DecodeRequest:
     arrival: Arrival | None = None
     times: PrefillTimes | None = None
 
-    def on_admitted(self) -> None:
+    def on_admitted(self, num_cached: int) -> None:
         """Its pages are leased. After a preemption that is told of the first time only."""
         if self.admitted_s is None:
             self.admitted_s = time.monotonic()
+            self.num_cached = num_cached
+
+    def on_prefix_found(self, num_tokens: int) -> None:
+        """The prefiller need not compute the first tokens. Told after a preemption, it is no news
+        of the prompt.
+        """
+        if self.first_token_s is None:
+            self.num_cached = max(self.num_cached, num_tokens)
 
     def on_own_chunk(self, end_position: int, start_s: float, end_s: float) -> None:
         """A pass of this node has computed a part of the prompt."""

@@ -208,6 +208,7 @@ class FrontendBridge:
             token_ids=update.token_ids,
             logprobs=update.logprobs,
             prompt_logprobs=request.take_prompt_logprobs(),
+            num_cached=request.num_cached,
             finish_reason=update.finish_reason,
             timeline=timeline,
         )

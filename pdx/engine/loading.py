@@ -22,6 +22,8 @@ from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 
 __all__ = ["LoadedModel", "load_model", "mapped_memory"]
 
+_KV_LAYOUT = "head-major"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
@@ -55,7 +57,7 @@ class LoadedModel:
             dtype=self.config.dtype,
             page_size=self.layout.rank.page_size,
             tp_size=self.layout.tp_size,
-            kv_layout="head-major",
+            kv_layout=_KV_LAYOUT,
             num_pages=self.layout.rank.num_pages,
         )
 
@@ -67,7 +69,13 @@ class LoadedModel:
             max_num_seqs=self.config.max_num_seqs,
             reserve_output_len=self.config.reserve_output_len,
         )
-        return Scheduler(limits, PagePool(self.layout.rank.num_pages))
+        pool = PagePool(self.layout.rank.num_pages)
+        return Scheduler(limits, pool, self._cache_root() if self.config.prefix_cache else None)
+
+    def _cache_root(self) -> str:
+        """What the KV cache of given tokens depends on, as text; equal on all hosts."""
+        page_size = self.layout.rank.page_size
+        return f"{model_id(self.folder)} {self.config.dtype} {page_size} {_KV_LAYOUT}"
 
     async def close(self) -> None:
         """Stop the ranks, then unmap their memory (no fabric may use it any more)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused
 from pdx.messenger.control import Address, connect
@@ -29,31 +29,34 @@ _LONGEST_BACKOFF_S = 2.0
 
 
 async def describe_with_patience(
-    address: Address, *, timeout_s: float, on_wait: Callable[[str], None]
+    addresses: Sequence[Address], *, timeout_s: float, on_wait: Callable[[str], None]
 ) -> Description:
-    """Ask a prefiller what it serves, waiting until it is there.
+    """Ask prefillers what they serve, waiting until one is there.
 
     Raises:
-        PeerLost: it was not there for ``timeout_s`` seconds.
+        PeerLost: none was there for ``timeout_s`` seconds.
         PeerError: what is there is no prefiller of this protocol.
     """
     deadline = time.monotonic() + timeout_s
     backoff_s = _FIRST_BACKOFF_S
     while True:
-        try:
-            return await describe(address, timeout_s=_DESCRIBE_TIMEOUT_S)
-        except PeerLost as error:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise PeerLost(
-                    f"no prefiller at {address} in {timeout_s:g} s ({error.message})",
-                    hint="check the address, or start it: pdx prefill --model M --listen "
-                    f"{address}",
-                    peer=str(address),
-                ) from error
-            on_wait(f"waiting for the prefiller at {address} ({left_s:.0f} s left): {error}")
-            await asyncio.sleep(min(backoff_s, left_s))
-            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+        for address in addresses:
+            try:
+                return await describe(address, timeout_s=_DESCRIBE_TIMEOUT_S)
+            except PeerLost as lost:
+                error = lost
+                left_s = max(0.0, deadline - time.monotonic())
+                on_wait(f"waiting for the prefiller at {address} ({left_s:.0f} s left): {error}")
+        if left_s <= 0:
+            named = " or ".join(map(str, addresses))
+            raise PeerLost(
+                f"no prefiller at {named} in {timeout_s:g} s ({error.message})",
+                hint="check the address, or start it: pdx prefill --model M --listen "
+                f"{addresses[0]}",
+                peer=str(addresses[0]),
+            ) from error
+        await asyncio.sleep(min(backoff_s, left_s))
+        backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
 
 class PeerConnector:
@@ -68,7 +71,7 @@ class PeerConnector:
         *,
         owner: DecodeLinkOwner,
     ) -> None:
-        self._address = address
+        self.address = address
         self._hub = hub
         self._slots = slots
         self._identity = identity
@@ -81,7 +84,7 @@ class PeerConnector:
     def status(self) -> str:
         """What happens to the link, for people."""
         if self._serving is not None and self.link is not None and self.link.end_reason is not None:
-            return f"lost {self._address}: {self.link.end_reason}"
+            return f"lost {self.address}: {self.link.end_reason}"
         return self._status
 
     async def connect_once(self) -> None:
@@ -91,7 +94,7 @@ class PeerConnector:
             PeerRefused: the prefiller refused us for good.
             PeerError, FabricError: it did not work this time.
         """
-        connection = await connect(self._address, timeout_s=_CONNECT_TIMEOUT_S)
+        connection = await connect(self.address, timeout_s=_CONNECT_TIMEOUT_S)
         link = DecodeLink(
             connection=connection,
             hub=self._hub,
@@ -107,29 +110,8 @@ class PeerConnector:
             await connection.close()
             raise
         self.link = link
-        self._status = f"connected to {self._address} ({link.provider})"
+        self._status = f"connected to {self.address} ({link.provider})"
         self._serving = asyncio.create_task(link.run())
-
-    async def connect_patiently(self, timeout_s: float, on_wait: Callable[[str], None]) -> None:
-        """Make the first link, waiting until the prefiller takes us.
-
-        Raises:
-            PeerRefused: it refused us for good.
-            PeerError, FabricError: it did not work for ``timeout_s`` seconds.
-        """
-        deadline = time.monotonic() + timeout_s
-        backoff_s = _FIRST_BACKOFF_S
-        while True:
-            try:
-                return await self.connect_once()
-            except PeerRefused:
-                raise
-            except (PeerError, FabricError) as error:
-                if time.monotonic() >= deadline:
-                    raise
-                on_wait(f"connecting to {self._address}: {error.message}")
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
     async def run(self) -> None:
         """Keep the link until cancelled.
@@ -150,7 +132,7 @@ class PeerConnector:
                 raise
             except (PeerError, FabricError) as error:
                 self._serving = None
-                self._status = f"not connected to {self._address}: {error.message}"
+                self._status = f"not connected to {self.address}: {error.message}"
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 

@@ -200,7 +200,9 @@ class PrefillNode:
                 num_top=prefill.prompt_logprobs, next_token_id=prefill.last_token_id
             )
         request_id = next(self._next_request_id)
-        self.scheduler.submit(request_id, prefill.token_ids, None, scoring)
+        self.scheduler.submit(
+            request_id, prefill.token_ids, None, scoring, cache_salt=prefill.cache_salt
+        )
         job = _Job(request_id, link, prefill.transfer_id, awaits_scores=scoring is not None)
         self._jobs[request_id] = self._by_transfer[link, prefill.transfer_id] = job
         self._loop.wake()

@@ -13,6 +13,7 @@ from pdx.request.batch import ScoredToken
 __all__ = [
     "Accept",
     "Arm",
+    "Cached",
     "CancelSend",
     "Counted",
     "DecodeAction",
@@ -114,6 +115,14 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
+class Cached:
+    """The prefiller had these first tokens of the prompt in its prefix cache."""
+
+    transfer_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillTimes:
     """When the prefiller worked, on its host's monotonic clock."""
 
@@ -131,6 +140,7 @@ DecodeAction = (
     | Release
     | EndLink
     | Settled
+    | Cached
     | Counted
     | Scores
     | Ready

@@ -21,6 +21,7 @@ from pdx.fabric import Arrived, FabricEvent, Fenced, LinkDown, LinkUp, Surplus
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import Proof
 from pdx.messenger.actions import (
+    Cached,
     Counted,
     DecodeAction,
     EndLink,
@@ -62,6 +63,9 @@ class DecodeLinkOwner(Protocol):
 
     def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
         """No write of the transfer can come any more."""
+
+    def prefix_found(self, link: DecodeLink, transfer_id: int, num_tokens: int) -> None:
+        """The prefiller had the first tokens in its prefix cache."""
 
     def transfer_counted(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
         """The KV cache is here, complete."""
@@ -233,6 +237,8 @@ class DecodeLink:
                     self._owner.transfer_settled(self, transfer_id, proof)
                 case Scores(transfer_id=transfer_id, tokens=tokens):
                     self._owner.prompt_scored(self, transfer_id, tokens)
+                case Cached(transfer_id=transfer_id, num_tokens=num_tokens):
+                    self._owner.prefix_found(self, transfer_id, num_tokens)
                 case Counted(transfer_id=transfer_id):
                     assert self._arrival is not None
                     self._owner.transfer_counted(self, transfer_id, self._arrival)

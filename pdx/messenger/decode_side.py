@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pdx.errors import ProtocolError, RequestError, TransferFailed
 from pdx.kv.pages import Proof
 from pdx.messenger.actions import (
+    Cached,
     Counted,
     DecodeAction,
     EndLink,
@@ -46,6 +47,7 @@ from pdx.messenger.messages import (
     Failed,
     Posted,
     Prefill,
+    PrefixFound,
     PromptLogprobs,
     Reject,
 )
@@ -141,6 +143,9 @@ class DecodeSide:
         match message:
             case Reject():
                 return self._on_reject(message)
+            case PrefixFound(transfer_id=transfer_id, num_tokens=num_tokens):
+                known = transfer_id in self._transfers
+                return [Cached(transfer_id, num_tokens)] if known else []
             case PromptLogprobs():
                 return self._on_scores(message)
             case Posted():

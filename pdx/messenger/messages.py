@@ -4,7 +4,7 @@ pair.
     decoder                                prefiller
     Describe                 ------------> Description        (a connection of its own; optional)
     Hello                    ------------> Welcome | Refuse
-    Prefill                  ------------> Reject | PromptLogprobs | Posted | Failed
+    Prefill                  ------------> Reject | PrefixFound | PromptLogprobs | Posted | Failed
     Cancel                   ------------> Drained
     Goodbye                  <-----------> Goodbye
 
@@ -33,6 +33,7 @@ __all__ = [
     "Hello",
     "Posted",
     "Prefill",
+    "PrefixFound",
     "PromptLogprobs",
     "Refuse",
     "Reject",
@@ -110,6 +111,8 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
     prompt_logprobs: int | None = None
     #: The prompt's last token, where the prompt is scored.
     last_token_id: int | None = None
+    #: Only requests with the same one share pages of the prefix cache.
+    cache_salt: str = ""
 
     @property
     def atoms(self) -> int:
@@ -124,6 +127,15 @@ class Reject(msgspec.Struct, frozen=True, kw_only=True, tag="reject"):
     http_status: int
     kind: str
     message: str
+
+
+class PrefixFound(msgspec.Struct, frozen=True, kw_only=True, tag="prefix_found"):
+    """The prefill begins, and the prefiller need not compute the first tokens. Sent where there are
+    any.
+    """
+
+    transfer_id: int
+    num_tokens: int
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
@@ -194,6 +206,7 @@ ControlMessage = (
     | Refuse
     | Prefill
     | Reject
+    | PrefixFound
     | PromptLogprobs
     | Posted
     | Cancel

@@ -43,6 +43,7 @@ from pdx.messenger.messages import (
     Failed,
     Posted,
     Prefill,
+    PrefixFound,
     PromptLogprobs,
     Reject,
 )
@@ -136,6 +137,8 @@ class PrefillSide:
                 HoldSource(transfer_id),
                 OpenSend(transfer_id, prefill.slot, prefill.generation),
             ]
+            if start:
+                actions.append(Send(PrefixFound(transfer_id=transfer_id, num_tokens=start)))
         if transfer.state is not _State.OPEN:
             return []
         transfer.chunks.append(ChunkTimes(end_position=end, start_ns=now_ns))

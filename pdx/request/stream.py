@@ -79,6 +79,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     stream_id: int
     token_ids: list[int]
     sampling: SamplingParams
+    #: Only requests with the same one share pages of the prefix cache.
+    cache_salt: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -101,6 +103,8 @@ class StreamUpdate(msgspec.Struct, frozen=True, kw_only=True):
     #: Scores of the prompt's tokens from position 1 on, in the first update of a request that asks
     #: for them.
     prompt_logprobs: list[ScoredToken] = []
+    #: Tokens of the prompt that nobody had to compute.
+    num_cached: int = 0
     finish_reason: FinishReason | None = None
     timeline: RequestTimeline | None = None
 

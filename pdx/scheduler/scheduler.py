@@ -126,21 +126,29 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def admit(self) -> list[Sequence]:
-        """Lease pages for waiting requests, in order, until one does not fit."""
+        """Lease pages for waiting requests, in order, until one does not fit. Those whose next page
+        is being computed wait for it.
+        """
         admitted: list[Sequence] = []
-        while self._waiting and len(self._active) < self.limits.max_num_seqs:
-            sequence = self._waiting[0]
+        being_computed = self._prefixes.next_keys(self._active.values())
+        for sequence in list(self._waiting):
+            if len(self._active) >= self.limits.max_num_seqs:
+                break
             shared = self._prefixes.known(sequence)
+            if self._prefixes.lacks(sequence, len(shared)) in being_computed:
+                continue
             num_fresh = self._num_pages_at_admission(sequence) - len(shared)
             lease_id = self.pool.lease(num_fresh, shared)
             if lease_id is None:
                 break
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             sequence.lease_id = lease_id
+            sequence.num_published = len(shared)
             sequence.num_cached = len(shared) * self.limits.page_size
             sequence.state = SequenceState.ADMITTED
             self._active[sequence.request_id] = sequence
             admitted.append(sequence)
+            being_computed |= self._prefixes.next_keys([sequence])
         return admitted
 
     def start(self, request_id: int, *, num_computed: int | None = None) -> None:

@@ -25,7 +25,7 @@ from pdx.server.checks import Job, Prompt, RequestChecker
 from pdx.server.choice import ChoiceReader
 from pdx.server.deltas import Delta, joined
 from pdx.server.problems import error_bytes, request_timed_out
-from pdx.server.shapes import AnswerShape, Usage
+from pdx.server.shapes import AnswerShape, PromptDetails, Usage
 from pdx.server.timelines import RecentTimelines
 
 __all__ = ["Answer", "Service"]
@@ -64,6 +64,8 @@ class _Choice:
 
     def __init__(self, reader: ChoiceReader, prompt_len: int, arrival_s: float) -> None:
         self.reader = reader
+        #: Tokens of the prompt that nobody had to compute.
+        self.num_cached = 0
         self._prompt_len = prompt_len
         self._arrival_s = arrival_s
         self._last_token_s: float | None = None
@@ -74,6 +76,7 @@ class _Choice:
         now = time.monotonic()
         num_before = self.reader.num_tokens
         delta = self.reader.take(update)
+        self.num_cached = update.num_cached
         if self._last_token_s is None:
             metrics.first_token(now - self._arrival_s, self._prompt_len)
             metrics.tokens(self.reader.num_tokens, None)
@@ -107,7 +110,7 @@ class Answer:
         self._shape = shape
         self._streams = [(prompt, params) for prompt in job.prompts for params in prompt.samplings]
         self._group: StreamGroup = service.channel.submit(
-            [(prompt.token_ids, params) for prompt, params in self._streams]
+            [(prompt.token_ids, params) for prompt, params in self._streams], job.cache_salt
         )
         self._choices = [
             _Choice(self._reader(idx, *stream), len(stream[0].token_ids), arrival_s)
@@ -203,11 +206,17 @@ class Answer:
     def _usage(self) -> Usage:
         """A prompt counts once, however many choices it has."""
         num_prompt = sum(len(prompt.token_ids) for prompt in self._job.prompts)
+        # Of a prompt's choices the first one computes what the others find.
+        cached: dict[int, int] = {}
+        for (prompt, _), choice in zip(self._streams, self._choices, strict=True):
+            least = cached.get(id(prompt), choice.num_cached)
+            cached[id(prompt)] = min(least, choice.num_cached)
         num_output = sum(choice.reader.num_tokens for choice in self._choices)
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
             total_tokens=num_prompt + num_output,
+            prompt_tokens_details=PromptDetails(cached_tokens=sum(cached.values())),
         )
 
 

@@ -64,7 +64,6 @@ IGNORED_FIELDS = frozenset(
 #: them out.
 NEUTRAL_FIELDS: dict[str, tuple[object, ...]] = {
     "audio": (),
-    "cache_salt": (),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
@@ -191,6 +190,8 @@ class GenerateBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    #: Requests with another one share no KV cache, so that nobody learns by time what others ask.
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
 class CompletionBody(GenerateBody):

@@ -159,7 +159,9 @@ class EngineChannel:
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 
-    def submit(self, streams: Sequence[tuple[list[int], SamplingParams]]) -> StreamGroup:
+    def submit(
+        self, streams: Sequence[tuple[list[int], SamplingParams]], cache_salt: str = ""
+    ) -> StreamGroup:
         """Start streams, each a prompt's token ids and its parameters: all, or none.
 
         Raises:
@@ -179,7 +181,12 @@ class EngineChannel:
         group = StreamGroup(self, stream_ids)
         for stream_id, (token_ids, sampling) in zip(stream_ids, streams, strict=True):
             self._groups[stream_id] = group
-            submit = Submit(stream_id=stream_id, token_ids=token_ids, sampling=sampling)
+            submit = Submit(
+                stream_id=stream_id,
+                token_ids=token_ids,
+                sampling=sampling,
+                cache_salt=cache_salt,
+            )
             self._writer.write(encode_frame(submit))
         return group
 

@@ -83,6 +83,7 @@ class Job:
 
     prompts: list[Prompt]
     reading: ReadingOptions
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ class RequestChecker:
             echo=bool(body.echo),
             drop_output=_asked_max(body) == 0,
         )
-        return Job(prompts=prompts, reading=reading)
+        return Job(prompts=prompts, reading=reading, cache_salt=body.cache_salt or "")
 
     async def chat(self, body: ChatBody) -> Job:
         """The one prompt that the chat template makes of the messages."""
@@ -155,7 +156,8 @@ class RequestChecker:
             call_form=template.call_form if tools else None,
             one_tool_call=body.parallel_tool_calls is False,
         )
-        return Job(prompts=[Prompt(token_ids=token_ids, samplings=samplings)], reading=reading)
+        prompts = [Prompt(token_ids=token_ids, samplings=samplings)]
+        return Job(prompts=prompts, reading=reading, cache_salt=body.cache_salt or "")
 
     async def tokenize(self, body: TokenizeBody) -> list[int]:
         """Token ids of a text or of a chat."""

@@ -17,11 +17,17 @@ from pdx import __version__
 from pdx.server.deltas import Delta
 from pdx.server.logprobs import BytesOf
 
-__all__ = ["AnswerHead", "AnswerShape", "Usage", "encode_body", "encode_frame"]
+__all__ = ["AnswerHead", "AnswerShape", "PromptDetails", "Usage", "encode_body", "encode_frame"]
 
 encode_body = msgspec.json.Encoder().encode
 #: Names what computes the answers, for clients that compare seeds.
 FINGERPRINT = f"pdx-{__version__}"
+
+
+class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the prompt's tokens: those whose KV cache was there already."""
+
+    cached_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +37,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails
 
 
 class AnswerBody(msgspec.Struct, frozen=True, kw_only=True):

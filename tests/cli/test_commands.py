@@ -121,7 +121,7 @@ def test_completion_that_is_installed_works_in_a_new_shell(tmp_path: Path) -> No
         (["dance"], "no such command 'dance'", "pdx --help"),
         (["prefill", "--chunk", "0"], "--chunk 0: it must be at least 1", ""),
         (["prefill", "--chunk"], "option '--chunk' requires an argument", "pdx --help"),
-        (["serve", "m", "--prefill", "2"], "a decode node takes one prefill node", "--decode 2"),
+        (["serve", "m", "--colocated", "--prefill", "2"], "--colocated is one node", ""),
         (["serve", "m", "--colocated", "--decode", "2"], "--colocated is one node", ""),
         (["serve", "/no/such/folder"], "is neither a folder nor", "check the path"),
         (["serve", "m", "--http", "1:2:3"], "'1:2:3' is not an address", "brackets"),
@@ -211,7 +211,12 @@ def test_config_is_printed_with_its_origins_and_without_the_key(tmp_path: Path) 
     assert (run.returncode, run.stderr) == (0, "")
     printed = tomllib.loads(run.stdout)
     assert printed["scheduler"]["chunk"] == 32
-    assert printed["kv"] == {"pages": 4, "kv_memory": "2G", "poison": False}
+    assert printed["kv"] == {
+        "pages": 4,
+        "kv_memory": "2G",
+        "prefix_cache": True,
+        "poison": False,
+    }
     assert "sesame" not in run.stdout
     lines = run.stdout.splitlines()
     assert any(x.startswith("chunk = 32 ") and x.endswith(f"# {file}") for x in lines)

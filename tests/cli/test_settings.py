@@ -125,7 +125,7 @@ def test_wrong_variables_and_flags_are_named() -> None:
 
 
 def test_what_is_required_and_missing_is_named_with_the_ways_to_give_it() -> None:
-    settings = resolved(pick(FabricConfig, "peer", required=["peer"]))
+    settings = resolved(pick(FabricConfig, "peers", required=["peers"]))
     with pytest.raises(ConfigError, match="--peer is missing") as caught:
         settings.check_required()
     assert all(way in str(caught.value.hint) for way in ("PDX_PEER", "[fabric]", "--config"))

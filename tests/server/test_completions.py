@@ -78,7 +78,12 @@ def test_usage_is_in_the_last_event_only(talking: Frontend, sse: Callable[..., l
     *events, last = sse(URL, prompt=[5, 6, 7], max_tokens=3, stream_options={"include_usage": True})
     assert all(event["usage"] is None for event in events)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert last["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 def test_each_prompt_of_a_list_is_a_choice(

@@ -87,7 +87,12 @@ def test_choices_draw_from_neighbouring_seeds(
     assert [submit.token_ids for submit in submits] == [[5]] * 3 + [[6]] * 3
     assert [submit.sampling.seed for submit in submits] == expected * 2
     # A prompt counts once, however many choices it has.
-    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    assert answer["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 12,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 def test_drawn_seeds_differ_between_choices_and_requests(

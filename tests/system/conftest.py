@@ -97,6 +97,7 @@ def colocated(tiny_llama: Path) -> Iterator[Generate]:
         kv_memory_bytes=16 << 20,
         num_threads=1,
         poison=True,
+        prefix_cache=False,
     )
     done, ready = asyncio.Event(), Future[ColocatedEngine]()
 

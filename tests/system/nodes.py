@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import select
 import signal
 import subprocess
@@ -306,6 +307,8 @@ def _body(
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
+        # No test finds another one's pages, unless it wants to.
+        "cache_salt": secrets.token_hex(4),
     } | fields
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
@@ -370,9 +373,13 @@ def prefiller(model: Path, log: Path, *arguments: str, **env: str) -> Iterator[P
 
 
 @contextmanager
-def decoder(peer: str, log: Path, *arguments: str, **env: str) -> Iterator[Decoder]:
-    """A decoder whose API is open; stopped at the end unless the test has done it."""
-    node = start(["decode", "--peer", peer, *arguments], log, env)
+def decoder(peers: str, log: Path, *arguments: str, **env: str) -> Iterator[Decoder]:
+    """A decoder whose API is open; stopped at the end unless the test has done it.
+
+    Args:
+        peers: addresses of its prefillers, by commas.
+    """
+    node = start(["decode", *arguments], log, {"PDX_PEER": peers} | env)
     try:
         url = read_announcement(node, r"http://\S+/v1")
         with httpx.Client(timeout=60) as client:

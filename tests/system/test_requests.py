@@ -67,6 +67,7 @@ def test_f1_exactly_max_tokens_come(
         "prompt_tokens": 40,
         "completion_tokens": max_tokens,
         "total_tokens": 40 + max_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

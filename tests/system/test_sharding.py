@@ -1,4 +1,6 @@
-"""Nodes of several ranks, with unlike pages: tokens are those of one whole model."""
+"""Nodes of several ranks and unlike pages, prefix caches on both sides, several peers: tokens are
+those of one whole model, and no byte moves that was there.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,226 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.oracle.transformers_oracle import Oracle
-from tests.system.conftest import Pair
-from tests.system.nodes import decoder, prefiller, wait_until
+from tests.system.nodes import Decoder, Prefiller, decoder, prefiller, wait_until
 from tests.system.prompts import prompt_of
 
 LENGTHS = [1, 2, 15, 16, 17, 31, 33, 49, 64, 65, 66, 100, 200]
 NUM_TOKENS = 16
+PAGE, LOCAL_BELOW = 16, 12
+#: KV of one token over all layers of the tiny model.
+TOKEN_BYTES = 3 * 2 * 2 * 32 * 4
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Two prefillers and two decoders: the first knows both, the second the first."""
+
+    #: Two ranks, pages as the decoders'; one rank, larger pages.
+    prefillers: tuple[Prefiller, Prefiller]
+    first: Decoder
+    second: Decoder
+
+    def ask(self, node: Decoder, prompt: list[int], **fields: Any) -> tuple[Any, Any]:
+        """A completion's body and timeline."""
+        body = node.post(prompt, NUM_TOKENS, **fields).json()
+        return body, node.timeline(body["id"])
+
+    def steer(self, prefiller: Prefiller) -> None:
+        """Make this prefiller the next in turn for the first decoder."""
+        for _ in self.prefillers:
+            _, timeline = self.ask(self.first, [1] * 3)
+            if timeline["prefiller"] != prefiller.address:
+                return
+        raise AssertionError("the prefillers do not take turns")
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    logs = tmp_path_factory.mktemp("sharding")
+    memory = ["--kv-memory", "16M"]
+    with ExitStack() as stack:
+        two_ranks = [*memory, "--tp", "2", "--chunk", "24"]
+        large_pages = [*memory, "--page-size", "32", "--chunk", "40"]
+        prefillers = (
+            stack.enter_context(prefiller(tiny_llama, logs / "prefill-1.log", *two_ranks)),
+            stack.enter_context(prefiller(tiny_llama, logs / "prefill-2.log", *large_pages)),
+        )
+        addresses = [node.address for node in prefillers]
+        common = [*memory, "--page-size", str(PAGE)]
+        both = decoder(",".join(addresses), logs / "decode-1.log", "--fabric", "tcp", *common)
+        first = stack.enter_context(both)
+        local = ["--local-below", str(LOCAL_BELOW), "--fabric", "shm"]
+        one = decoder(addresses[0], logs / "decode-2.log", *local, *common)
+        second = stack.enter_context(one)
+        wait_until(
+            lambda: first.counts()["prefillers"] == 2, timeout_s=30, what="both are connected"
+        )
+        yield Cluster(prefillers, first, second)
+
+
+@pytest.mark.timeout(300)  # the nodes start here, on a machine that may be busy
+def test_tokens_and_bytes_with_two_unlike_prefillers(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    addresses = {node.address for node in cluster.prefillers}
+    takers = []
+    for length in LENGTHS:
+        prompt = prompt_of(tiny_prompt_ids, length)
+        body, timeline = cluster.ask(cluster.first, prompt)
+        wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
+        assert wanted.agrees_with(body["choices"][0]["token_ids"]), length
+        assert timeline["transfer_bytes"] == -(-(length - 1) // PAGE) * PAGE * TOKEN_BYTES
+        takers += [timeline["prefiller"]] if length > 1 else []
+    assert set(takers[0::2]) | set(takers[1::2]) == addresses
+    assert len(set(takers[0::2])) == 1, "idle prefillers take turns"
+    cluster.first.wait_clean()
+    for node in cluster.prefillers:
+        node.wait_clean()
+
+
+#: What is asked after a prompt of five pages, and how much of it is known.
+PROBES = {"again": (5, 0), "longer": (5, 3), "parting": (2, 4)}
+
+
+@pytest.mark.parametrize("probe", PROBES)
+@pytest.mark.parametrize("holder", ["prefiller", "decoder", "both"])
+def test_e1_only_missing_pages_move_and_each_to_its_place(
+    cluster: Cluster,
+    tiny_oracle: Oracle,
+    tiny_prompt_ids: list[int],
+    holder: str,
+    probe: str,
+) -> None:
+    num_same, num_new = PROBES[probe]
+    salt, tp2 = f"{holder} {probe}", cluster.prefillers[0]
+    seed = prompt_of(tiny_prompt_ids, 5 * PAGE + 1)
+    fresh = prompt_of(tiny_prompt_ids, num_new * PAGE + 1, shift=100)[1:]
+    prompt = [*seed[: num_same * PAGE], *fresh, 7]
+    cluster.steer(tp2)
+    _, seeded = cluster.ask(cluster.first, seed, cache_salt=salt)
+    assert seeded["prefiller"] == tp2.address
+    if holder == "both":
+        cluster.steer(tp2)
+    asked = cluster.second if holder == "prefiller" else cluster.first
+    body, timeline = cluster.ask(asked, prompt, cache_salt=salt)
+
+    wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
+    assert wanted.agrees_with(body["choices"][0]["token_ids"])
+    on_decoder = 0 if holder == "prefiller" else num_same
+    num_pages = num_same + num_new
+    assert timeline["transfer_bytes"] == (num_pages - on_decoder) * PAGE * TOKEN_BYTES
+    is_there = on_decoder == num_pages
+    is_other = timeline["prefiller"] != tp2.address
+    assert is_there or is_other == (holder == "decoder")
+    # A prefiller computes one token at least.
+    on_prefiller = (num_same * PAGE - (num_new == 0)) // PAGE
+    known = max(on_decoder, on_prefiller if holder != "decoder" else 0)
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == known * PAGE
+    asked.wait_clean()
+
+
+@pytest.mark.parametrize("length", [4 * PAGE - 1, 4 * PAGE, 4 * PAGE + 1])
+@pytest.mark.parametrize("num_known", [0, 1, 4])
+def test_e2_lengths_around_a_page_with_some_pages_known(
+    cluster: Cluster,
+    tiny_oracle: Oracle,
+    tiny_prompt_ids: list[int],
+    length: int,
+    num_known: int,
+) -> None:
+    prompt, salt = prompt_of(tiny_prompt_ids, length), f"{length} {num_known}"
+    if num_known:
+        cluster.ask(cluster.first, [*prompt[: num_known * PAGE], 7], cache_salt=salt)
+    body, timeline = cluster.ask(cluster.first, prompt, cache_salt=salt)
+    wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
+    assert wanted.agrees_with(body["choices"][0]["token_ids"])
+    known = min(num_known, (length - 1) // PAGE)
+    missing = length - 1 - known * PAGE
+    moved = 0 if known and missing < PAGE else -(-missing // PAGE)
+    assert timeline["transfer_bytes"] == moved * PAGE * TOKEN_BYTES
+
+
+def test_the_second_turn_of_a_chat_moves_only_the_new_pages(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 60)
+    body, _ = cluster.ask(cluster.first, prompt, cache_salt="chat")
+    turn = [*prompt, *body["choices"][0]["token_ids"], *tiny_prompt_ids[:40]]
+    known = (60 + NUM_TOKENS - 1) // PAGE
+    body, timeline = cluster.ask(cluster.first, turn, cache_salt="chat")
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == known * PAGE
+    moved = -(-(len(turn) - 1) // PAGE) - known
+    assert timeline["transfer_bytes"] == moved * PAGE * TOKEN_BYTES
+    wanted = tiny_oracle.greedy(turn, NUM_TOKENS)
+    assert wanted.agrees_with(body["choices"][0]["token_ids"])
+
+
+def test_choices_of_one_prompt_share_its_transfer(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 100)
+    before = cluster.first.counts()["atoms_counted"]
+    body, _ = cluster.ask(cluster.first, prompt, n=3)
+    wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
+    assert all(wanted.agrees_with(choice["token_ids"]) for choice in body["choices"])
+    cluster.first.wait_clean()
+    pages = -(-99 // PAGE)
+    # Two ranks: two atoms for a page and layer; larger pages: one for each of 2 heads' K and V.
+    assert cluster.first.counts()["atoms_counted"] - before in (pages * 3 * 2, pages * 3 * 4)
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("length", [LOCAL_BELOW, LOCAL_BELOW + 1])
+def test_e6_prompts_below_the_threshold_are_computed_by_the_decoder(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int], length: int
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, length)
+    body, timeline = cluster.ask(cluster.second, prompt)
+    assert (timeline["prefiller"] is None) == (length - 1 < LOCAL_BELOW)
+    wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
+    assert wanted.agrees_with(body["choices"][0]["token_ids"])
+
+
+def test_scores_of_a_prompt_are_those_of_one_rank(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    answer = cluster.second.post(prompt, 1, echo=True, logprobs=0).json()
+    logprobs = answer["choices"][0]["logprobs"]["token_logprobs"][1:40]
+    wanted = tiny_oracle.logits(prompt).log_softmax(-1)
+    for position, logprob in enumerate(logprobs, 1):
+        assert abs(logprob - float(wanted[position - 1, prompt[position]])) < 1e-3
+
+
+def test_a_killed_rank_ends_its_node_with_the_cause_and_others_serve_on(
+    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    """The last of this cluster's tests."""
+    lost, left = cluster.prefillers
+    victim = max(lost.children("pdx.runner"))
+    os.kill(victim, signal.SIGKILL)
+    for node, num_prefillers in ((cluster.first, 1), (cluster.second, 0)):
+        wait_until(
+            lambda n=node, p=num_prefillers: n.counts()["prefillers"] == p,
+            timeout_s=10,
+            what="the decoder hears of it",
+        )
+    assert lost.process.wait(timeout=20) == 1
+    said = lost.stderr()
+    assert f"(pid {victim}) was killed by SIGKILL" in said
+    assert "rank 0 of 2" in said or "rank 1 of 2" in said
+    prompt = prompt_of(tiny_prompt_ids, 100)
+    for _ in range(2):
+        body, timeline = cluster.ask(cluster.first, prompt)
+        assert timeline["prefiller"] == left.address
+        wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
+        assert wanted.agrees_with(body["choices"][0]["token_ids"])
+    assert cluster.second.post(prompt, 1).status_code == 503
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +247,9 @@ class Shape:
         return f"tp{self.prefill_tp}to{self.decode_tp}-{pages}-chunk{self.chunk}"
 
 
-#: The tiny model has 2 KV heads, so that ranks 4 hold replicas.
-QUICK = Shape(prefill_tp=2, decode_tp=1, decode_page=32, chunk=24)
-#: All other ratios; page sizes and chunks in turn.
-REST = [
+#: The ratios that the cluster lacks, with page sizes and chunks in turn. The tiny model has 2 KV
+#: heads, so that 4 ranks hold replicas.
+SHAPES = [
     Shape(prefill_tp=1, decode_tp=1, prefill_page=64, chunk=17),
     Shape(prefill_tp=1, decode_tp=2, chunk=64),
     Shape(prefill_tp=1, decode_tp=4, decode_page=64, chunk=24),
@@ -51,88 +262,35 @@ REST = [
 
 
 @contextmanager
-def started(shape: Shape, model: Path, logs: Path, provider: str) -> Iterator[Pair]:
+def pair_of(shape: Shape, model: Path, logs: Path) -> Iterator[tuple[Prefiller, Decoder]]:
     """The two nodes of a shape."""
-    common = ["--fabric", provider, "--kv-memory", "16M"]
-    with ExitStack() as stack:
-        prefill = prefiller(
-            model,
-            logs / "prefill.log",
-            *common,
-            *("--tp", str(shape.prefill_tp)),
-            *("--page-size", str(shape.prefill_page)),
-            *("--chunk", str(shape.chunk)),
-        )
-        prefill_node = stack.enter_context(prefill)
-        decode = decoder(
-            prefill_node.address,
-            logs / "decode.log",
-            *common,
-            *("--tp", str(shape.decode_tp)),
-            *("--page-size", str(shape.decode_page)),
-        )
-        yield Pair(prefill_node, stack.enter_context(decode), provider)
-
-
-def check_tokens(pair: Pair, shape: Shape, oracle: Oracle, prompt_ids: list[int]) -> None:
-    """Every length, and the bytes that each of them moves."""
-    layers, kv_heads, head_dim, itemsize = 3, 2, 32, 4
-    copies = max(1, shape.decode_tp // kv_heads)
-    token_bytes = layers * kv_heads * 2 * head_dim * itemsize * copies
-    run = min(shape.prefill_page, shape.decode_page)
-    for length in LENGTHS:
-        prompt = prompt_of(prompt_ids, length)
-        answer = pair.decoder.post(prompt, NUM_TOKENS).json()
-        token_ids = answer["choices"][0]["token_ids"]
-        assert oracle.greedy(prompt, NUM_TOKENS).agrees_with(token_ids), length
-        moved = pair.decoder.timeline(answer["id"])["transfer_bytes"]
-        assert moved == -(-(length - 1) // run) * run * token_bytes
-    pair.decoder.wait_clean()
-    pair.prefiller.wait_clean()
-
-
-@pytest.fixture(scope="module")
-def quick(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """The pair of the default tests."""
-    with started(QUICK, tiny_llama, tmp_path_factory.mktemp("quick"), "tcp") as pair:
-        yield pair
-
-
-def test_tokens_of_two_ranks_and_other_pages(
-    quick: Pair, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
-) -> None:
-    check_tokens(quick, QUICK, tiny_oracle, tiny_prompt_ids)
-
-
-def test_scores_of_a_prompt_are_those_of_one_rank(
-    quick: Pair, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
-) -> None:
-    prompt = prompt_of(tiny_prompt_ids, 40)
-    answer = quick.decoder.post(prompt, 1, echo=True, logprobs=0).json()
-    logprobs = answer["choices"][0]["logprobs"]["token_logprobs"][1:40]
-    wanted = tiny_oracle.logits(prompt).log_softmax(-1)
-    for position, logprob in enumerate(logprobs, 1):
-        assert abs(logprob - float(wanted[position - 1, prompt[position]])) < 1e-3
-
-
-def test_a_killed_rank_ends_its_node_with_the_cause_and_its_peer_hears_of_it(quick: Pair) -> None:
-    """The last of this pair's tests."""
-    victim = max(quick.prefiller.children("pdx.runner"))
-    os.kill(victim, signal.SIGKILL)
-    wait_until(
-        lambda: quick.decoder.health()["status"] != "ok", timeout_s=10, what="the decoder hears"
-    )
-    assert quick.prefiller.process.wait(timeout=15) == 1
-    said = quick.prefiller.stderr()
-    assert f"(pid {victim}) was killed by SIGKILL" in said
-    assert "rank 0 of 2" in said or "rank 1 of 2" in said
+    common = ["--fabric", "shm" if shape.prefill_tp == shape.decode_tp else "tcp"]
+    common += ["--kv-memory", "16M"]
+    on_prefiller = ["--tp", str(shape.prefill_tp), "--page-size", str(shape.prefill_page)]
+    on_prefiller += ["--chunk", str(shape.chunk)]
+    on_decoder = ["--tp", str(shape.decode_tp), "--page-size", str(shape.decode_page)]
+    with (
+        prefiller(model, logs / "prefill.log", *common, *on_prefiller) as prefill_node,
+        decoder(prefill_node.address, logs / "decode.log", *common, *on_decoder) as decode_node,
+    ):
+        yield prefill_node, decode_node
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", REST, ids=str)
-def test_tokens_of_every_ratio(
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_tokens_and_bytes_of_every_ratio(
     shape: Shape, tiny_llama: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int], tmp_path: Path
 ) -> None:
-    provider = "shm" if shape.decode_tp == shape.prefill_tp else "tcp"
-    with started(shape, tiny_llama, tmp_path, provider) as pair:
-        check_tokens(pair, shape, tiny_oracle, tiny_prompt_ids)
+    copies = max(1, shape.decode_tp // 2)
+    run = min(shape.prefill_page, shape.decode_page)
+    with pair_of(shape, tiny_llama, tmp_path) as (prefill_node, decode_node):
+        for length in LENGTHS:
+            prompt = prompt_of(tiny_prompt_ids, length)
+            answer = decode_node.post(prompt, NUM_TOKENS).json()
+            wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
+            assert wanted.agrees_with(answer["choices"][0]["token_ids"]), length
+            moved = decode_node.timeline(answer["id"])["transfer_bytes"]
+            assert moved == -(-(length - 1) // run) * run * TOKEN_BYTES * copies
+        decode_node.wait_clean()
+        prefill_node.wait_clean()

@@ -38,6 +38,9 @@ class Recorder:
     def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
         pass
 
+    def prefix_found(self, link: DecodeLink, transfer_id: int, num_tokens: int) -> None:
+        pass
+
     def transfer_counted(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
         pass
 

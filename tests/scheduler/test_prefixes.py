@@ -1,0 +1,242 @@
+"""Sequences that begin alike share pages, by content and position, and only what is final."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from pdx.kv.pages import PagePool, Use
+from pdx.kv.prefix import next_key, root_key
+from pdx.request.batch import StepOutput
+from pdx.request.request import SamplingParams
+from pdx.scheduler.scheduler import ScheduledPass, Scheduler, SchedulerLimits
+from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
+from tests.scheduler.test_scheduler import DictRank
+
+PAGE = 4
+
+
+class Node:
+    """A scheduler that prefills only, and what its pages hold by our own book-keeping."""
+
+    def __init__(self, num_pages: int = 16, chunk_len: int = 8, root: str | None = "model") -> None:
+        limits = SchedulerLimits(
+            page_size=PAGE, chunk_len=chunk_len, max_num_seqs=8, reserve_output_len=4
+        )
+        self.scheduler = Scheduler(limits, PagePool(num_pages), root)
+        #: The tokens up to its end whose KV each page holds.
+        self.content: dict[int, list[int]] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.num_computed = 0
+
+    def submit(self, request_id: int, token_ids: list[int], salt: str = "") -> None:
+        self.tokens[request_id] = token_ids
+        self.scheduler.submit(request_id, token_ids, None, cache_salt=salt)
+
+    def step(self) -> list[SequenceUpdate]:
+        for sequence in self.scheduler.admit():
+            self.scheduler.start(sequence.request_id)
+        scheduled = self.scheduler.schedule()
+        if scheduled is None:
+            return []
+        self._compute(scheduled)
+        output = StepOutput(pass_idx=scheduled.batch.pass_idx, tokens=[], pass_s=0.0)
+        return self.scheduler.postprocess(output)
+
+    def run(self, *request_ids: int) -> None:
+        left = set(request_ids)
+        while left:
+            left -= {update.request_id for update in self.step() if update.prefilled}
+
+    def _compute(self, scheduled: ScheduledPass) -> None:
+        for chunk in scheduled.chunks:
+            token_ids = self.tokens[chunk.request_id]
+            self.num_computed += chunk.end - chunk.start
+            for place in range(chunk.start // PAGE):
+                assert self.content[chunk.page_indices[place]] == token_ids[: (place + 1) * PAGE]
+            for place in range(chunk.start // PAGE, -(-chunk.end // PAGE)):
+                page = chunk.page_indices[place]
+                self.content[page] = token_ids[: min((place + 1) * PAGE, chunk.end)]
+
+
+def prompt(*groups: int) -> list[int]:
+    """A page of tokens for each group."""
+    return [group for group in groups for _ in range(PAGE)]
+
+
+def test_the_second_of_two_like_prompts_computes_only_what_is_new() -> None:
+    node = Node()
+    node.submit(1, prompt(1, 2, 3))
+    node.run(1)
+    node.submit(2, [*prompt(1, 2, 3, 4), 9])
+    node.run(2)
+    node.submit(3, prompt(1, 2, 7))
+    node.run(3)
+    assert node.num_computed == 3 * PAGE + (PAGE + 1) + PAGE
+    assert node.scheduler.pool.counts().at_rest
+
+
+@pytest.mark.parametrize("length", [4 * PAGE - 1, 4 * PAGE, 4 * PAGE + 1])
+def test_of_a_known_prompt_a_prefiller_computes_one_token_at_least(length: int) -> None:
+    node = Node()
+    token_ids = list(range(length))
+    node.submit(1, token_ids)
+    node.run(1)
+    node.submit(2, token_ids)
+    node.run(2)
+    assert node.num_computed - length == (length - 1) % PAGE + 1
+
+
+def test_like_prompts_that_come_together_are_computed_once() -> None:
+    node = Node(chunk_len=PAGE)
+    for request_id in (1, 2, 3):
+        node.submit(request_id, [*prompt(1, 2, 3), request_id])
+    node.run(1, 2, 3)
+    assert node.num_computed == 3 * PAGE + 3
+
+
+def test_one_that_waited_for_an_aborted_one_goes_on_without_it() -> None:
+    node = Node(chunk_len=PAGE)
+    node.submit(1, prompt(1, 2, 3))
+    node.submit(2, prompt(1, 2, 3))
+    node.step()
+    node.scheduler.abort(1)
+    node.run(2)
+    assert node.num_computed == 3 * PAGE, "the page that was done is used"
+    assert node.scheduler.pool.counts().at_rest
+
+
+def test_another_salt_or_another_model_shares_nothing() -> None:
+    node = Node()
+    for request_id, salt in ((1, ""), (2, "a"), (3, "b"), (4, "a")):
+        node.submit(request_id, prompt(1, 2), salt)
+        node.run(request_id)
+    assert node.num_computed == 3 * 2 * PAGE + PAGE
+    assert root_key("model a", "") != root_key("model b", "")
+    assert root_key("ab", "c") != root_key("a", "bc")
+
+
+def test_without_a_root_nothing_is_kept() -> None:
+    node = Node(root=None)
+    for request_id in (1, 2):
+        node.submit(request_id, prompt(1, 2))
+        node.run(request_id)
+    assert node.num_computed == 2 * 2 * PAGE
+    assert node.scheduler.pool.counts().free == node.scheduler.pool.num_pages
+
+
+def test_a_prompt_that_is_scored_is_computed_whole() -> None:
+    node = Node()
+    node.submit(1, prompt(1, 2))
+    node.run(1)
+    node.tokens[2] = prompt(1, 2)
+    node.scheduler.submit(2, prompt(1, 2), None, PromptScoring(num_top=0))
+    node.run(2)
+    assert node.num_computed == 4 * PAGE
+
+
+def test_the_least_recently_used_page_gives_way_and_the_end_of_a_prefix_first() -> None:
+    node = Node(num_pages=6)
+    node.submit(1, [*prompt(1, 2), 0])
+    node.run(1)
+    node.submit(2, [*prompt(3), 0])
+    node.run(2)
+    node.submit(3, [*prompt(1, 2), 0])  # used again
+    node.run(3)
+    node.submit(4, prompt(5, 6, 7, 8))  # needs all but two
+    node.run(4)
+    before = node.num_computed
+    node.submit(5, [*prompt(1), 0])
+    node.run(5)
+    assert node.num_computed == before + 1, "page 3 gave way, then the second of the pair"
+
+
+def test_pages_under_send_are_not_given_away() -> None:
+    """A6: a prefiller must not reuse a page that its writes still read."""
+    node = Node(num_pages=4)
+    node.submit(1, prompt(1, 2, 3))
+    for sequence in node.scheduler.admit():
+        node.scheduler.start(sequence.request_id)
+    lease_id = node.scheduler.sequence(1).lease_id  # type: ignore[union-attr]
+    assert lease_id is not None
+    node.scheduler.pool.hold(lease_id, Use.SEND)
+    node.run(1)
+    node.submit(2, prompt(4, 5))
+    assert node.step() == [], "it waits: only one page is free"
+    node.scheduler.pool.drop(lease_id, Use.SEND)
+    node.run(2)
+    assert node.scheduler.pool.counts().at_rest
+
+
+def test_a_shared_page_is_cached_only_after_its_last_reader() -> None:
+    node = Node()
+    node.submit(1, [*prompt(1, 2), 0])
+    node.run(1)
+    assert node.scheduler.pool.counts().cached == 2
+    for request_id in (2, 3):
+        node.submit(request_id, [*prompt(1, 2), request_id])
+    for sequence in node.scheduler.admit():
+        node.scheduler.start(sequence.request_id)
+    assert node.scheduler.pool.counts().filled == 2
+    node.scheduler.abort(2)
+    assert node.scheduler.pool.counts().filled == 2
+    node.scheduler.abort(3)
+    counts = node.scheduler.pool.counts()
+    assert (counts.cached, counts.at_rest) == (2, True)
+
+
+def test_a_decoded_text_is_shared_by_the_next_turn() -> None:
+    limits = SchedulerLimits(page_size=PAGE, chunk_len=8, max_num_seqs=8, reserve_output_len=4)
+    scheduler = Scheduler(limits, PagePool(16), "model")
+    rank = DictRank(PAGE, 16)
+    scheduler.submit(1, [1] * 6, SamplingParams(max_tokens=5, temperature=0.0))
+    for sequence in scheduler.admit():
+        scheduler.start(sequence.request_id)
+    text = [1] * 6
+    while (scheduled := scheduler.schedule()) is not None:
+        for update in scheduler.postprocess(rank.run(scheduled.batch)):
+            text += update.token_ids
+    assert len(text) == 11
+    scheduler.submit(2, [*text, 7, 7], SamplingParams(max_tokens=5, temperature=0.0))
+    [again] = scheduler.admit()
+    assert again.num_cached == 8, "the KV of the last token was never computed"
+
+
+@settings(max_examples=50)
+@given(
+    groups=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=12),
+    tails=st.lists(st.integers(0, 3), min_size=12, max_size=12),
+    chunk_len=st.sampled_from([1, 3, 4, 8]),
+)
+def test_a_shared_page_always_holds_the_tokens_of_whoever_shares_it(
+    groups: list[list[int]], tails: list[int], chunk_len: int
+) -> None:
+    node = Node(num_pages=8, chunk_len=chunk_len)
+    for request_id, (each, tail) in enumerate(zip(groups, tails, strict=False), 1):
+        node.submit(request_id, [*prompt(*each), *[9] * tail])
+    node.run(*range(1, len(groups) + 1))
+    assert node.scheduler.pool.counts().at_rest
+
+
+def test_keys_are_equal_in_all_processes() -> None:
+    """E5: the seed of Python's own hashing must not matter."""
+    program = (
+        "from pdx.kv.prefix import next_key, root_key;"
+        "print(next_key(root_key('model', 'salt'), [1, 70000, 3]).hex())"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert said == {next_key(root_key("model", "salt"), [1, 70000, 3]).hex()}
