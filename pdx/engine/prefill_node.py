@@ -83,6 +83,9 @@ class PrefillNode:
         #: Leases under failed writes of a link that is not fenced yet.
         self._unproved: dict[PrefillLink, list[int]] = {}
         self._links: set[PrefillLink] = set()
+        #: Each link's number for the scheduler, which treats decoders alike.
+        self._group_of: dict[PrefillLink, int] = {}
+        self._next_group = itertools.count(1)
         #: Jobs with a chunk in the pass that runs.
         self._in_pass: list[_Job] = []
         self._next_request_id = itertools.count(1)
@@ -175,10 +178,12 @@ class PrefillNode:
             owner=self,
         )
         self._links.add(link)
+        self._group_of[link] = next(self._next_group)
         return link
 
     def link_over(self, link: PrefillLink) -> None:
         self._links.discard(link)
+        self._group_of.pop(link, None)
         for lease_id in self._unproved.pop(link, []):
             self.scheduler.pool.drop(lease_id, Use.UNPROVED_SEND)
         logger.info("link with %s is over, fenced: %s", link.peer, self.scheduler.pool.counts())
@@ -201,7 +206,12 @@ class PrefillNode:
             )
         request_id = next(self._next_request_id)
         self.scheduler.submit(
-            request_id, prefill.token_ids, None, scoring, cache_salt=prefill.cache_salt
+            request_id,
+            prefill.token_ids,
+            None,
+            scoring,
+            cache_salt=prefill.cache_salt,
+            group=self._group_of[link],
         )
         job = _Job(request_id, link, prefill.transfer_id, awaits_scores=scoring is not None)
         self._jobs[request_id] = self._by_transfer[link, prefill.transfer_id] = job

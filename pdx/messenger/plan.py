@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,6 +174,11 @@ class TransferPlan:
                 param="page_indices",
             )
 
+    @cached_property
+    def _dst_pages(self) -> NDArray[np.int64]:
+        """Made once they are checked: what a peer sends may be any number."""
+        return np.array(self._dst_page_indices, np.int64)
+
     def batches(
         self, src_page_indices: tuple[int, ...], first_run: int, stop_run: int
     ) -> tuple[RankBatch, ...]:
@@ -184,9 +190,12 @@ class TransferPlan:
         if first_run >= stop_run:
             return ()
         positions = np.arange(first_run, stop_run, dtype=np.int64) * self.run_len
-        first = self.first_position
-        src = _places(self._src.rank, np.asarray(src_page_indices), positions)
-        dst = _places(self._dst.rank, np.asarray(self._dst_page_indices), positions, first)
+        # Of a long prompt's pages only those of these positions: a chunk must not pay for all.
+        page_size = self._src.rank.page_size
+        first_page, last_page = int(positions[0]) // page_size, int(positions[-1]) // page_size
+        src_pages = np.array(src_page_indices[first_page : last_page + 1], np.int64)
+        src = _places(self._src.rank, src_pages, positions, first_page * page_size)
+        dst = _places(self._dst.rank, self._dst_pages, positions, self.first_position)
         return tuple(
             RankBatch(src_rank=share.src_rank, batch=self._batch(share, src, dst))
             for share in self._shares
@@ -242,8 +251,9 @@ class _Places:
 
 
 def _places(
-    layout: KvLayout, page_indices: NDArray[np.int64], positions: NDArray[np.int64], first: int = 0
+    layout: KvLayout, page_indices: NDArray[np.int64], positions: NDArray[np.int64], first: int
 ) -> _Places:
+    """``page_indices`` begin with the page of position ``first``."""
     from_first = positions - first
     return _Places(page_indices[from_first // layout.page_size], positions % layout.page_size)
 

@@ -9,9 +9,8 @@ sequence:
                  +------------ requeue -------------+---- preempted ---+
 
 A colocated engine and a prefiller start what they admit at once; a decoder starts it when the KV
-cache has arrived. Admission is first come, first served, so that nobody starves; a sequence that
-runs out of pages preempts the youngest, which later resumes with prompt and output as its new
-prompt.
+cache has arrived. Who comes next is said in ``pdx.scheduler.order``. A sequence that runs out of
+pages preempts the youngest, which later resumes with prompt and output as its new prompt.
 
 With a prefix cache, pages are published as soon as all of their tokens are computed, by the hash of
 all tokens up to their end; a sequence begins with the published pages of its longest known prefix.
@@ -34,6 +33,7 @@ from pdx.request.batch import (
     StepOutput,
 )
 from pdx.request.request import FinishReason, SamplingParams
+from pdx.scheduler.order import admission_order, prefill_order
 from pdx.scheduler.prefixes import PrefixSharing
 from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceState, SequenceUpdate
 
@@ -102,18 +102,20 @@ class Scheduler:
         sampling: SamplingParams | None,
         scoring: PromptScoring | None = None,
         cache_salt: str = "",
+        group: int = 0,
     ) -> None:
         """Queue a request.
 
         Args:
             scoring: where its prompt is prefilled and scored here.
             cache_salt: only requests with the same one share pages of the prefix cache.
+            group: whom it is for; groups are treated alike, whatever they ask.
 
         Raises:
             InvalidRequest: it could never fit this node's pages.
         """
         sequence = Sequence(
-            request_id, list(token_ids), len(token_ids), sampling, scoring, cache_salt
+            request_id, list(token_ids), len(token_ids), sampling, scoring, cache_salt, group
         )
         assert token_ids and request_id not in self._active
         needed = self._num_pages_for(sequence.max_len())
@@ -126,12 +128,12 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def admit(self) -> list[Sequence]:
-        """Lease pages for waiting requests, in order, until one does not fit. Those whose next page
-        is being computed wait for it.
+        """Lease pages for waiting requests, in their order, until one does not fit. Those whose
+        next page is being computed wait for it.
         """
         admitted: list[Sequence] = []
         being_computed = self._prefixes.next_keys(self._active.values())
-        for sequence in list(self._waiting):
+        for sequence in admission_order(self._waiting, self._active.values()):
             if len(self._active) >= self.limits.max_num_seqs:
                 break
             shared = self._prefixes.known(sequence)
@@ -272,10 +274,10 @@ class Scheduler:
     def _schedule_prefills(self) -> list[tuple[Sequence, int]]:
         budget = self.limits.chunk_len
         chosen = []
-        for sequence in self._active.values():
+        able = [s for s in self._active.values() if self._ready(s) and not s.prefill_done]
+        for sequence in prefill_order(able, self.limits.chunk_len):
             if budget <= 0:
-                break
-            if not self._ready(sequence) or sequence.prefill_done:
+                sequence.num_passed_over += 1
                 continue
             num_tokens = min(budget, sequence.prefill_len - sequence.num_computed)
             budget -= num_tokens
@@ -311,6 +313,7 @@ class Scheduler:
             # Scores go by position, so that some may come again.
             scoring=None if sequence.prefill_done else sequence.scoring,
             cache_salt=sequence.cache_salt,
+            group=sequence.group,
             page_keys=sequence.page_keys,
         )
         self._waiting.appendleft(fresh)

@@ -49,6 +49,8 @@ class Sequence:
     scoring: PromptScoring | None = None
     #: Part of what its pages are known by.
     cache_salt: str = ""
+    #: Whom it is for.
+    group: int = 0
     #: Keys of its first pages, as far as they were asked for.
     page_keys: list[bytes] = field(default_factory=list)
     state: SequenceState = SequenceState.WAITING
@@ -61,6 +63,8 @@ class Sequence:
     num_published: int = 0
     #: Tokens of the pass that runs now; 0 when it takes no part.
     num_in_pass: int = 0
+    #: Passes in which others' prompts took all of the chunk.
+    num_passed_over: int = 0
     #: Pages the rank has been told of.
     num_pages_sent: int = 0
     #: The rank knows the sequence.

@@ -19,6 +19,9 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(NUM_PAGES)
+        self.next_key = 0
+        #: Pages that were published, as long as they can be found, and their keys.
+        self.published: dict[int, bytes] = {}
         #: Pages of each lease that has not ended, by our own book-keeping.
         self.pages: dict[int, list[int]] = {}
         self.uses: dict[int, list[Use]] = {}
@@ -35,8 +38,49 @@ class PoolMachine(RuleBasedStateMachine):
         assert lease_id not in self.pages
         pages = list(self.pool.page_indices(lease_id))
         assert not set(pages) & self.taken()
+        self.forget_evicted()
         self.pages[lease_id], self.uses[lease_id] = pages, []
         return lease_id
+
+    @rule(target=live, num_pages=st.integers(0, 3), data=st.data())
+    def lease_with_shared_pages(self, num_pages: int, data: st.DataObject) -> int:
+        self.forget_evicted()
+        shared = data.draw(
+            st.lists(st.sampled_from(sorted(self.published)), unique=True, max_size=3)
+            if self.published
+            else st.just([])
+        )
+        lease_id = self.pool.lease(num_pages, shared)
+        if lease_id is None:
+            return -1
+        pages = list(self.pool.page_indices(lease_id))
+        assert pages[: len(shared)] == shared
+        assert not set(pages[len(shared) :]) & (self.taken() | set(shared))
+        self.forget_evicted()
+        self.pages[lease_id], self.uses[lease_id] = pages, []
+        return lease_id
+
+    @rule(lease_id=live, data=st.data())
+    def publish(self, lease_id: int, data: st.DataObject) -> None:
+        pages = self.pages.get(lease_id, [])
+        if not pages or lease_id in self.given_up:
+            return
+        self.forget_evicted()
+        place = data.draw(st.integers(0, len(pages) - 1))
+        key = self.next_key.to_bytes(4, "little")
+        self.next_key += 1
+        self.pool.publish(lease_id, place, key)
+        if pages[place] in self.published:
+            assert self.pool.find(key) is None, "a page has one content"
+        else:
+            assert self.pool.find(key) == pages[place]
+            self.published[pages[place]] = key
+
+    def forget_evicted(self) -> None:
+        for page, key in list(self.published.items()):
+            if self.pool.find(key) is None:
+                assert page not in self.taken(), "a page that a lease has was given away"
+                del self.published[page]
 
     @rule(lease_id=live, num_pages=st.integers(1, 3))
     def extend(self, lease_id: int, num_pages: int) -> None:
@@ -45,6 +89,7 @@ class PoolMachine(RuleBasedStateMachine):
         new = self.pool.extend(lease_id, num_pages)
         if new is not None:
             assert not set(new) & self.taken()
+            self.forget_evicted()
             self.pages[lease_id] += new
 
     @rule(lease_id=live, use=st.sampled_from(Use))
@@ -89,8 +134,11 @@ class PoolMachine(RuleBasedStateMachine):
     def every_page_is_accounted_for(self) -> None:
         counts = self.pool.counts()
         assert counts.total == NUM_PAGES
-        assert counts.free == NUM_PAGES - len(self.taken())
-        assert len(self.taken()) == sum(map(len, self.pages.values()))
+        assert counts.free + counts.cached == NUM_PAGES - len(self.taken())
+        self.forget_evicted()
+        assert counts.cached == len(set(self.published) - self.taken())
+        owned = [p for pages in self.pages.values() for p in pages if p not in self.published]
+        assert len(set(owned)) == len(owned), "a page of two leases that was never published"
 
     @invariant()
     def nothing_in_use_is_free(self) -> None:

@@ -75,6 +75,7 @@ def test_streamed_chat_joins_to_the_plain_one(
         messages=[{"role": "user", "content": "Hello"}],
         max_completion_tokens=24,
         temperature=0,
+        extra_body={"cache_salt": "plain"},
     )
     TypeAdapter(ChatCompletion).validate_python(plain.model_dump())
     chunks = list(
@@ -85,6 +86,7 @@ def test_streamed_chat_joins_to_the_plain_one(
             temperature=0,
             stream=True,
             stream_options={"include_usage": True},
+            extra_body={"cache_salt": "streamed"},  # both compute the whole prompt
         )
     )
     pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
