@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -73,6 +73,8 @@ class ReadingOptions:
     is_reasoning_open: bool = False
     #: The form in which tool calls are looked for; None: they are not.
     call_form: CallForm | None = None
+    #: What the model was shown.
+    tools: Sequence[Mapping[str, Any]] = ()
     #: At most one of them is told.
     one_tool_call: bool = False
 
@@ -154,6 +156,7 @@ class RequestChecker:
             split_reasoning=template.tags_reasoning,
             is_reasoning_open=text.rstrip().endswith(THINK_START),
             call_form=template.call_form if tools else None,
+            tools=tools,
             one_tool_call=body.parallel_tool_calls is False,
         )
         prompts = [Prompt(token_ids=token_ids, samplings=samplings)]

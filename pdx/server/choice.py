@@ -44,7 +44,9 @@ class ChoiceReader:
             if reading.split_reasoning
             else None
         )
-        self._calls = None if reading.call_form is None else call_finder(reading.call_form)
+        self._calls = (
+            None if reading.call_form is None else call_finder(reading.call_form, reading.tools)
+        )
         self._num_calls = 0
         self._must_echo = reading.echo
         #: Characters decoded so far, the echoed prompt's among them.

@@ -1,6 +1,8 @@
 """Finds tool calls in a model's text, in the form in which its chat template has them written:
 
 - ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen;
+- ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``:
+  Qwen3-Coder, whose values are typed by the tools' schemas;
 - ``{"name": ..., "parameters": {...}}`` and nothing else, several apart by ``;``: Llama 3;
 - DeepSeek's tags around each call and around all of them, with the arguments in a block of Markdown
   (V3, R1) or without (V3.1).
@@ -13,8 +15,10 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, assert_never
 
 from pdx.text.partial_match import partial_len
@@ -22,6 +26,8 @@ from pdx.text.partial_match import partial_len
 __all__ = ["CallFinder", "CallForm", "ToolCall", "call_finder", "call_form_of"]
 
 _CALL_START, _CALL_END = "<tool_call>", "</tool_call>"
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _BLOCK_START, _BLOCK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _ONE_START, _ONE_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -42,6 +48,7 @@ class CallForm(enum.Enum):
     """How a model writes its calls."""
 
     TAGGED = enum.auto()
+    TAGGED_XML = enum.auto()
     BARE = enum.auto()
     DEEPSEEK = enum.auto()
 
@@ -58,8 +65,8 @@ class CallFinder(Protocol):
 
 def call_form_of(template: str) -> CallForm | None:
     """The form that a chat template's source teaches; None: none that is known here."""
-    if _CALL_START in template and "<function=" not in template:  # Qwen3-Coder's are XML inside
-        return CallForm.TAGGED
+    if _CALL_START in template:
+        return CallForm.TAGGED_XML if "<function=" in template else CallForm.TAGGED
     if _BLOCK_START in template:
         return CallForm.DEEPSEEK
     if '"parameters": dictionary of argument name' in template:
@@ -67,11 +74,14 @@ def call_form_of(template: str) -> CallForm | None:
     return None
 
 
-def call_finder(form: CallForm) -> CallFinder:
-    """A fresh finder for one output."""
+def call_finder(form: CallForm, tools: Sequence[Mapping[str, Any]] = ()) -> CallFinder:
+    """A fresh finder for one output, whose model was shown these tools."""
     match form:
         case CallForm.TAGGED:
             return TaggedCallFinder(_CALL_START, _CALL_END, _parse_tagged)
+        case CallForm.TAGGED_XML:
+            schemas = {tool["function"]["name"]: _properties(tool["function"]) for tool in tools}
+            return TaggedCallFinder(_CALL_START, _CALL_END, partial(_parse_xml, schemas))
         case CallForm.DEEPSEEK:
             return TaggedCallFinder(_BLOCK_START, _BLOCK_END, _parse_deepseek)
         case CallForm.BARE:
@@ -174,6 +184,37 @@ class TaggedCallFinder:
 def _parse_tagged(body: str) -> list[ToolCall]:
     call = _as_call(_json(body))
     return [] if call is None else [call]
+
+
+def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON schemas of a tool's arguments; the client may have sent anything."""
+    parameters = function.get("parameters")
+    found = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _parse_xml(schemas: Mapping[str, Mapping[str, Any]], body: str) -> list[ToolCall]:
+    function = _FUNCTION.fullmatch(body)
+    if function is None:
+        return []
+    name, inside = function[1].strip(), function[2]
+    if _PARAMETER.sub("", inside).strip():
+        return []
+    properties = schemas.get(name, {})
+    arguments = {
+        key: _typed(value, properties.get(key)) for key, value in _PARAMETER.findall(inside)
+    }
+    call = _as_call({"name": name, "arguments": arguments})
+    return [] if call is None else [call]
+
+
+def _typed(value: str, schema: Any) -> Any:
+    """A value is written without quotes: what it is, its schema says; a text where it does not."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if kind is None or kind == "string":
+        return value
+    found = _json(value)
+    return value if found is _NO_JSON else found
 
 
 def _parse_bare(text: str) -> list[ToolCall]:

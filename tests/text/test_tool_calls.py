@@ -152,7 +152,7 @@ def test_calls_of_deepseek_are_found_in_any_pieces(
     ("template", "form"),
     [
         ("within <tool_call></tool_call> XML tags", CallForm.TAGGED),
-        ("<tool_call>\n<function=name>\n<parameter=a>", None),
+        ("<tool_call>\n<function=name>\n<parameter=a>", CallForm.TAGGED_XML),
         (LLAMA_TEMPLATE, CallForm.BARE),
         ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name}}", CallForm.DEEPSEEK),
         ("{{ messages }}", None),
@@ -162,3 +162,72 @@ def test_the_form_is_the_one_that_the_template_teaches(
     template: str, form: CallForm | None
 ) -> None:
     assert call_form_of(template) is form
+
+
+#: As Qwen3-Coder writes a call, and the tool that it was shown.
+XML = (
+    "<tool_call>\n<function=f>\n<parameter=a>\nä\n</parameter>\n<parameter=b>\n[1]\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "string"}, "b": {"type": "array"}},
+            },
+        },
+    }
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "calls"),
+    [
+        (f"I see.\n\n{XML}\n{XML}", "I see.", [FOUND, FOUND]),
+        (XML.removesuffix("</tool_call>"), "", [FOUND]),
+        (
+            "<tool_call><function=f></function></tool_call>",
+            "",
+            [ToolCall(name="f", arguments="{}")],
+        ),
+        (
+            XML.replace("ä", "1\n\n2").replace("[1]", "[1"),  # a text of lines; no array
+            "",
+            [ToolCall(name="f", arguments='{"a": "1\\n\\n2", "b": "[1"}')],
+        ),
+        (
+            XML.replace("=f", "=g").replace("ä", "5"),  # a tool that nobody has shown
+            "",
+            [ToolCall(name="g", arguments='{"a": "5", "b": "[1]"}')],
+        ),
+        *(
+            (text, text, [])
+            for text in (
+                XML.replace("</function>", ""),
+                XML.replace("<parameter=a>", "<parameter>"),
+                XML.replace("<function=f>", "<function=f> so"),
+                "<tool_call></tool_call>",
+            )
+        ),
+    ],
+)
+def test_calls_of_qwen3_coder_are_typed_by_the_tools_schemas(
+    text: str, words: str, calls: list[ToolCall]
+) -> None:
+    for pieces in ([text], list(text)):
+        finder = call_finder(CallForm.TAGGED_XML, TOOLS)
+        parts = [*map(finder.push, pieces), finder.flush()]
+        assert "".join(part[0] for part in parts) == words
+        assert [call for part in parts for call in part[1]] == calls
+
+
+@pytest.mark.parametrize(
+    "parameters", [None, 5, {}, {"properties": 5}, {"properties": {"a": 5, "b": {}}}]
+)
+def test_values_of_odd_schemas_are_texts(parameters: object) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    _, [call] = call_finder(CallForm.TAGGED_XML, [tool]).push(XML)
+    assert json.loads(call.arguments) == {"a": "ä", "b": "[1]"}
