@@ -274,6 +274,14 @@ class DecodeNode:
             self._bridge.fail(request.request_id, error)
 
     def prefill_times(self, link: DecodeLink, times: PrefillTimes) -> None:
+        if times.transfer_outlasts_prefill:
+            self._bridge.counters["transfers_outlasting_prefills"] += 1
+            if self._bridge.counters["transfers_outlasting_prefills"] == 1:
+                logger.warning(
+                    "a transfer from %s took longer than its prefill: where that is the rule, "
+                    "--local-below lets this node compute short prompts itself",
+                    link.peer,
+                )
         for request in self._bridge.requests.values():
             if times.transfer_id in (request.transfer_id, request.arrived_transfer_id):
                 request.times = times

@@ -132,6 +132,11 @@ class PrefillTimes:
     posted_ns: int = 0
     chunks: tuple[ChunkTimes, ...] = ()
 
+    @property
+    def transfer_outlasts_prefill(self) -> bool:
+        """Writing took longer after the last layer than all of the computing before."""
+        return self.posted_ns - self.last_layer_ns > self.last_layer_ns - self.prefill_start_ns
+
 
 DecodeAction = (
     Send

@@ -22,6 +22,7 @@ from pdx.kv.pages import Proof
 from pdx.messenger.actions import (
     Accept,
     Arm,
+    Cached,
     CancelSend,
     Counted,
     DecodeAction,
@@ -49,6 +50,7 @@ from pdx.messenger.messages import (
     Drained,
     Posted,
     Prefill,
+    PrefixFound,
     PromptLogprobs,
     Refuse,
     Reject,
@@ -425,6 +427,42 @@ def test_posted_is_no_sign_of_readiness() -> None:
         Posted(transfer_id=1, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0
     )
     assert [type(action) for action in actions] == [PrefillTimes]
+
+
+@pytest.mark.parametrize(("posted_ns", "outlasts"), [(0, False), (30, False), (31, True)])
+def test_a_transfer_that_outlasts_its_prefill_is_told(posted_ns: int, outlasts: bool) -> None:
+    times = PrefillTimes(1, prefill_start_ns=10, last_layer_ns=20, posted_ns=posted_ns)
+    assert times.transfer_outlasts_prefill is outlasts
+
+
+def test_a_found_prefix_is_told_while_the_transfer_is_known() -> None:
+    side, _ = _started(SlotTable())
+    found = PrefixFound(transfer_id=1, num_tokens=4)
+    assert side.on_message(found, 0.0) == [Cached(1, 4)]
+    side.on_message(Reject(transfer_id=1, http_status=503, kind="k", message="m"), 0.0)
+    assert side.on_message(found, 0.0) == []
+
+
+def test_what_a_prefix_cache_holds_is_armed_for_the_pass_before() -> None:
+    side = PrefillSide(src=LAYOUT, dst=LAYOUT)
+    message = Prefill(
+        transfer_id=7,
+        token_ids=[1] * 11,
+        first_position=4,
+        page_indices=[3, 1],
+        slot=1,
+        generation=0,
+        atoms_by_rank=[6],
+    )
+    side.on_message(message)
+    actions = side.on_chunk(
+        7, pass_idx=5, start=8, end=11, last=True, src_page_indices=(9, 8, 7), now_ns=0
+    )
+    assert Send(PrefixFound(transfer_id=7, num_tokens=8)) in actions
+    armed = [(a.pass_idx, a.batches[0].batch) for a in actions if isinstance(a, Arm)]
+    assert [pass_idx for pass_idx, _ in armed] == [4, 5]
+    assert [batch.src_pages.tolist() for _, batch in armed] == [[8], [7]]
+    assert [batch.dst_pages.tolist() for _, batch in armed] == [[3], [1]]
 
 
 def test_writes_lost_after_posted_end_the_link_and_only_the_fence_settles() -> None:
