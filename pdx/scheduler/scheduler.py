@@ -132,6 +132,8 @@ class Scheduler:
         next page is being computed wait for it.
         """
         admitted: list[Sequence] = []
+        if not self._waiting:
+            return admitted
         being_computed = self._prefixes.next_keys(self._active.values())
         for sequence in admission_order(self._waiting, self._active.values()):
             if len(self._active) >= self.limits.max_num_seqs:
