@@ -26,7 +26,7 @@ def _from_prefiller(each: Setting) -> Setting:
 
 
 DECODE_SETTINGS = [
-    *pick(FabricConfig, "peers", "peer_timeout_s", "fabric", "local_below", required=["peers"]),
+    *pick(FabricConfig, without=["listen"], required=["peers"]),
     *map(_from_prefiller, pick(ModelChoice)),
     *(_from_prefiller(s) if s.name == "page_size" else s for s in pick(EngineConfig)),
     *pick(ServerConfig),
@@ -48,8 +48,10 @@ async def _serve(settings: Settings) -> None:
     from pdx.engine.decode_node import DecodeNode
     from pdx.engine.loading import load_model
     from pdx.engine.peer import describe_with_patience
+    from pdx.fabric.worker_core import worker_core
     from pdx.messenger.control import Address, parse_address
 
+    fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
     server, patience_s = settings.build(ServerConfig), settings["peer_timeout_s"]
     peers = [parse_address(peer) for peer in settings["peers"]]
     parse_address(server.http)
@@ -71,6 +73,7 @@ async def _serve(settings: Settings) -> None:
             peers=peers,
             local_below=settings["local_below"],
             fabric=cast("FabricChoice", settings["fabric"]),
+            fabric_cpu=fabric_cpu,
             trace=closing.enter_context(tracing(settings["trace"], "decoder")),
         )
         closing.push_async_callback(node.stop, "the decoder shuts down")

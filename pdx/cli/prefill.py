@@ -16,7 +16,7 @@ __all__ = ["PREFILL_SETTINGS", "prefill"]
 PREFILL_SETTINGS = [
     *pick(ModelChoice, required=["model"]),
     *pick(EngineConfig),
-    *pick(FabricConfig, "listen", "fabric"),
+    *pick(FabricConfig, "listen", "fabric", "fabric_core"),
 ]
 
 
@@ -33,10 +33,12 @@ async def _serve(settings: Settings) -> None:
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.engine.loading import load_model
     from pdx.engine.prefill_node import PrefillNode
+    from pdx.fabric.worker_core import worker_core
     from pdx.messenger.control import parse_address
     from pdx.messenger.handshake import FabricChoice
 
     model: str = settings["model"]
+    fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
     # Before the model is loaded: a port that is taken should not cost a minute. Decoders that
     # connect meanwhile wait in the backlog.
     listener = bind(parse_address(settings["listen"]))
@@ -47,7 +49,9 @@ async def _serve(settings: Settings) -> None:
         loaded = await load_model(folder, settings.build(EngineConfig), progress)
     try:
         fabric = cast("FabricChoice", settings["fabric"])
-        node = PrefillNode(loaded, model_name=name, listener=listener, fabric=fabric)
+        node = PrefillNode(
+            loaded, model_name=name, listener=listener, fabric=fabric, fabric_cpu=fabric_cpu
+        )
         try:
             bound = await node.start()
             layout = loaded.layout.rank

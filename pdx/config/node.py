@@ -58,6 +58,14 @@ class FabricConfig:
         metavar="TOKENS",
         minimum=0,
     )
+    fabric_core: str = setting(
+        "auto",
+        "Core to pin the fabric's worker to, or none; auto takes the one that pdx inspect topology "
+        "names, where ranks do not compute on the cores.",
+        key="fabric_core",
+        section="fabric",
+        metavar="CORE",
+    )
     peer_timeout_s: float = setting(
         60.0,
         "How long to wait for a prefiller at the start.",

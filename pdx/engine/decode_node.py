@@ -64,6 +64,7 @@ class DecodeNode:
         model_name: str,
         peers: abc.Sequence[Address],
         fabric: FabricChoice,
+        fabric_cpu: int | None = None,
         local_below: int = 0,
         trace: TraceWriter | None = None,
     ) -> None:
@@ -72,7 +73,7 @@ class DecodeNode:
         self._identity = NodeIdentity(
             node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
         )
-        self._hub = FabricHub(mapped_memory(loaded), FabricOptions())
+        self._hub = FabricHub(mapped_memory(loaded), FabricOptions(cpu=fabric_cpu))
         self._slots = SlotTable()
         self.scheduler = loaded.scheduler()
         self._pool = self.scheduler.pool

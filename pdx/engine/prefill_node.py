@@ -55,6 +55,7 @@ class PrefillNode:
     Args:
         model_name: what the user called the model; decoders may load it by this name.
         listener: where decoders connect; the node closes it when it stops.
+        fabric_cpu: core to pin the fabric's worker to.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class PrefillNode:
         model_name: str,
         listener: socket.socket,
         fabric: FabricChoice,
+        fabric_cpu: int | None = None,
     ) -> None:
         self._loaded = loaded
         self._listener = listener
@@ -73,7 +75,7 @@ class PrefillNode:
         self._identity = NodeIdentity(
             node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
         )
-        self._hub = FabricHub(mapped_memory(loaded), FabricOptions())
+        self._hub = FabricHub(mapped_memory(loaded), FabricOptions(cpu=fabric_cpu))
         self.scheduler = loaded.scheduler()
         self._loop = StepLoop(
             self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s
