@@ -4,6 +4,7 @@ the command line is still being imported.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from typing import NoReturn
@@ -19,8 +20,12 @@ def main() -> None:
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_ours:
         signal.signal(signal.SIGINT, _leave)
+    # What imports make stays, so looking for garbage among it is a tenth of a help page's time.
+    gc.disable()
     from pdx.cli.main import main as run
 
+    gc.freeze()
+    gc.enable()
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
