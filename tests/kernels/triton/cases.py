@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_batch import PagedBatch
 
-__all__ = ["DEVICE", "DTYPES", "TOLERANCE", "PagedCase", "assert_near"]
+__all__ = ["DEVICE", "DTYPES", "TOLERANCE", "PagedCase", "assert_near", "more"]
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 #: Of the norm of a result, against float64: sums in float32, then one rounding of the result; the
@@ -19,6 +21,11 @@ DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "c
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
 NAN = float("nan")
+
+
+def more(*values: Any) -> list[Any]:
+    """Values of a parameter that only the slow run tries (and a GPU)."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float | None = None) -> None:

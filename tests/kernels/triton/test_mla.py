@@ -8,7 +8,7 @@ import torch
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_prefill import mla_prefill
 from pdx.kernels.reference.mla_attention import mla_attention, mla_chunk_attention
-from tests.kernels.triton.cases import DEVICE, DTYPES, PagedCase, assert_near
+from tests.kernels.triton.cases import DEVICE, DTYPES, PagedCase, assert_near, more
 
 STEPS = [(0, 1), (15, 1), (16, 1), (32, 1), (95, 1)]
 
@@ -43,17 +43,17 @@ def test_decode_equals_the_reference(dtype: torch.dtype) -> None:
     compare_decode(STEPS, dtype=dtype)
 
 
-@pytest.mark.parametrize("num_heads", [1, 9, 32, 63, 64, 128])
+@pytest.mark.parametrize("num_heads", [9, 128, *more(1, 32, 63, 64)])
 def test_decode_heads(num_heads: int) -> None:
     compare_decode([(0, 1), (40, 1)], num_heads=num_heads)
 
 
-@pytest.mark.parametrize("page_size", [1, 5, 64, 128])
+@pytest.mark.parametrize("page_size", [1, 64, *more(5, 128)])
 def test_decode_page_sizes(page_size: int) -> None:
     compare_decode([(63, 1), (64, 1), (150, 1)], page_size=page_size)
 
 
-@pytest.mark.parametrize("num_splits", [1, 5, None])
+@pytest.mark.parametrize("num_splits", [1, 5, *more(None)])
 def test_decode_splits(num_splits: int | None) -> None:
     compare_decode([(0, 1), (300, 1)], num_splits=num_splits)
 
@@ -68,7 +68,7 @@ def test_decode_of_several_rows_is_causal_among_them() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunks", [[(0, 1), (0, 70), (63, 3)], [(100, 140)]], ids=str)
-@pytest.mark.parametrize("dims", [(32, 16, 32), (128, 64, 128)], ids=str)
+@pytest.mark.parametrize("dims", [(32, 16, 32), *more((128, 64, 128))], ids=str)
 def test_prefill_equals_the_reference(
     chunks: list[tuple[int, int]], dims: tuple[int, int, int], dtype: torch.dtype
 ) -> None:

@@ -13,7 +13,7 @@ from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.mla_attention import mla_attention
 from pdx.kernels.reference.mla_record import pack_records, unpack_records
 from pdx.kernels.reference.rope import rope, rope_interleaved
-from tests.kernels.triton.cases import DEVICE, PagedCase, assert_near
+from tests.kernels.triton.cases import DEVICE, PagedCase, assert_near, more
 
 #: Every byte of a poisoned record is 0xFF: NaN as float8, float32 and bfloat16.
 POISON = 0xFF
@@ -53,17 +53,17 @@ def compare(
     assert_near(out, mla_attention(q.double(), meant, case.batch, 0.1, dims[0]))
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, None])
+@pytest.mark.parametrize("num_splits", [1, 2, *more(None)])
 def test_decode_equals_the_reference(num_splits: int | None) -> None:
     compare([(0, 1), (15, 1), (16, 1), (95, 1)], num_splits=num_splits)
 
 
-@pytest.mark.parametrize("num_heads", [1, 24, 128])
+@pytest.mark.parametrize("num_heads", [24, *more(1, 128)])
 def test_decode_heads(num_heads: int) -> None:
     compare([(0, 1), (40, 1)], num_heads=num_heads)
 
 
-@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("page_size", [1, *more(64)])
 def test_decode_page_sizes(page_size: int) -> None:
     compare([(63, 1), (70, 1)], page_size=page_size)
 

@@ -13,7 +13,7 @@ from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.reference.paged_attention import paged_attention
-from tests.kernels.triton.cases import DEVICE, DTYPES, PagedCase, assert_near
+from tests.kernels.triton.cases import DEVICE, DTYPES, PagedCase, assert_near, more
 
 #: Lengths about the edges of pages (16) and of tiles (64).
 STEPS = [(0, 1), (15, 1), (16, 1), (64, 1), (127, 1)]
@@ -53,22 +53,22 @@ def test_equals_the_reference(dtype: torch.dtype) -> None:
     compare(STEPS, dtype=dtype)
 
 
-@pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [80, 256, *more(16, 96, 128)])
 def test_head_dims(head_dim: int) -> None:
     compare([(0, 1), (70, 1)], head_dim=head_dim, num_kv_heads=1, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("num_groups", [1, 2, 4, 5, 8, 12])
+@pytest.mark.parametrize("num_groups", [1, 5, 12, *more(2, 4, 8)])
 def test_groups_share_a_kv_head(num_groups: int) -> None:
     compare([(0, 1), (70, 1)], num_groups=num_groups)
 
 
-@pytest.mark.parametrize("page_size", [1, 5, 64, 128])
+@pytest.mark.parametrize("page_size", [1, 64, 128, *more(5)])
 def test_page_sizes(page_size: int) -> None:
     compare([(0, 1), (63, 1), (64, 1), (150, 1)], page_size=page_size, num_kv_heads=1)
 
 
-@pytest.mark.parametrize("num_splits", [1, 3, 8])
+@pytest.mark.parametrize("num_splits", [1, 8, *more(3)])
 def test_splits(num_splits: int) -> None:
     compare([(0, 1), (64, 1), (300, 1)], num_splits=num_splits, num_kv_heads=1)
 
@@ -77,8 +77,8 @@ def test_splits_are_chosen_from_the_launch() -> None:
     compare([(1000, 1), (3, 1)], num_splits=None, num_kv_heads=1)
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize("window", [1, 40, 64, 65, 500])
+@pytest.mark.parametrize("num_splits", [3, *more(1)])
+@pytest.mark.parametrize("window", [1, 40, 65, *more(64, 500)])
 def test_window_skips_what_no_row_sees(window: int, num_splits: int) -> None:
     compare([(0, 1), (63, 1), (199, 1)], window=window, num_splits=num_splits, num_kv_heads=1)
 
@@ -103,7 +103,7 @@ def test_scores_far_below_zero_are_valid() -> None:
     assert_near(out, paged_attention(q, kv, case.batch, 1.0), 1e-3)
 
 
-@pytest.mark.parametrize("num_rows", [2, 4])
+@pytest.mark.parametrize("num_rows", [4, *more(2)])
 def test_several_rows_are_causal_among_themselves(num_rows: int) -> None:
     compare([(0, num_rows), (62, num_rows), (100, 1), (7, num_rows - 1)], num_splits=3)
 
@@ -155,7 +155,7 @@ def test_no_requests() -> None:
     assert paged_decode(q, kv, tables, 1.0).shape == (0, 4, 64)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *more(torch.float16)], ids=str)
 def test_float8_kv_with_static_scales(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     case = PagedCase(STEPS, 16)
