@@ -1,4 +1,4 @@
-"""`pdx bench`: `serve` measures servers from the client's side; `transfer` is a file of its own."""
+"""`pdx bench`: `serve` measures servers from the client's side; the others have their own files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pdx.cli import bench_transfer
+from pdx.cli import bench_kernels, bench_transfer
 from pdx.cli.api import ApiError, api_base, headers, pick_model
 from pdx.cli.options import with_settings
 from pdx.cli.plots import check_plot, write_plot
@@ -31,6 +31,7 @@ _LOAD, _LENGTHS, _REPORT = "Load", "Lengths", "Report"
 app = typer.Typer(name="bench", help="Measure servers and the fabric.", no_args_is_help=False)
 
 app.command("transfer")(bench_transfer.transfer)
+app.command("kernels")(bench_kernels.kernels)
 
 
 @app.callback()

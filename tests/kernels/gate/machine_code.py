@@ -57,6 +57,7 @@ def examine(launch: Launch) -> dict[str, Any]:
         )
     usage, sass = _disassembled(compiled.asm["cubin"])
     instructions = [(int(at, 16), op, rest) for at, op, rest in _INSTRUCTION.findall(sass)]
+    loop = _hot_loop(instructions)
     report, ptx = log.getvalue(), compiled.asm["ptx"]
     seen = {
         "wide_load": len(_WIDE_LOAD.findall(ptx)),
@@ -70,7 +71,8 @@ def examine(launch: Launch) -> dict[str, Any]:
         + _number(r"(\d+) bytes spill loads", report),
         "shared_bytes": compiled.metadata.shared,
         "instructions": _kinds(instructions) | {kind: n for kind, n in seen.items() if n},
-        "loop": _kinds(_hot_loop(instructions)),
+        "loop": _kinds(loop),
+        "loop_bytes": _copied_bytes(loop) * compiled.metadata.num_warps,
         "loose_releases": _loose_releases(ptx),
     }
 
@@ -101,6 +103,12 @@ def _kinds(instructions: list[tuple[int, str, str]]) -> dict[str, int]:
         if kind is not None:
             counts[kind] += 1
     return dict(sorted(counts.items()))
+
+
+def _copied_bytes(instructions: list[tuple[int, str, str]]) -> int:
+    """What one warp's asynchronous copies ask of global memory: 4, 8 or 16 bytes a lane."""
+    widths = [op.split(".")[1:] for _, op, _ in instructions if op.startswith("LDGSTS")]
+    return sum(32 * (16 if "128" in parts else 8 if "64" in parts else 4) for parts in widths)
 
 
 def _hot_loop(instructions: list[tuple[int, str, str]]) -> list[tuple[int, str, str]]:

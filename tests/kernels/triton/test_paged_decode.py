@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from pdx.kernels.kv_view import FLOAT8
 from pdx.kernels.page_tables import PageTables
@@ -172,27 +171,3 @@ def test_float8_kv_with_static_scales(dtype: torch.dtype) -> None:
     )
     meant = stored.double() * torch.tensor([k_scale, v_scale]).view(1, 1, 2, 1, 1)
     assert_near(out, paged_attention(q.double(), meant, case.batch, 0.125))
-
-
-def huge_cache(num_pages: int, page_indices: list[int], context: Tensor) -> Tensor:
-    """More than 2^31 elements, of which only the pages that are written take memory."""
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    kv = torch.empty(num_pages, 8, 2, 64, 128, dtype=torch.bfloat16, device=DEVICE)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    kv[page_indices] = context.to(DEVICE, torch.bfloat16)
-    return kv
-
-
-def test_cache_of_more_than_2_to_the_31_elements() -> None:
-    from tests.kernels.triton.checked import without_race_checks
-
-    pages = [17_999, 3]
-    context = torch.randn(2, 8, 2, 64, 128).bfloat16()
-    kv = huge_cache(18_000, pages, context)
-    assert kv.numel() > 2**31
-    q = torch.randn(1, 8, 128).bfloat16()
-    tables = PageTables.of(PagedBatch.build(64, [(99, 1, pages)]).spans, DEVICE)
-    with without_race_checks():
-        out = paged_decode(q.to(DEVICE), kv, tables, 0.1, num_splits=1)
-    batch = PagedBatch.build(64, [(99, 1, [0, 1])])
-    assert_near(out, paged_attention(q.double(), context.double(), batch, 0.1))

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# All that only a GPU can show, in a few minutes: the kernels' tests, then their times. Needs an environment with torch for CUDA.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python="${PYTHON:-python3}"
+"$python" -c 'import torch, triton; print(torch.__version__, triton.__version__, torch.cuda.get_device_name())'
+"$python" -m pytest -q -m gpu --timeout=300 tests/kernels
+"$python" bench/kernels/bench_attention.py "$@"

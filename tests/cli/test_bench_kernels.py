@@ -1,0 +1,75 @@
+"""`pdx bench kernels --offline`: arithmetic on shapes and records, no GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pdx.cli.kernel_floors import GPUS, floors, static_figures
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pdx", "bench", "kernels", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_decode_counts_each_byte_of_the_cache_once() -> None:
+    work = {(each.op, each.shape): each for each in floors()}
+    step = work["decode", "Llama-3.1-8B, Qwen3-8B: 32 x 4096"]
+    cache = 32 * 4096 * 8 * 128 * 2 * 2
+    assert step.num_bytes == cache + 2 * 32 * 32 * 128 * 2
+    assert step.flops == 2 * 2 * 32 * 4096 * 32 * 128
+    assert step.memory_us(GPUS["h200"]) == pytest.approx(step.num_bytes / 4.8e6)
+    assert step.memory_us(GPUS["h200"]) > step.math_us(GPUS["h200"])
+
+
+def test_prefill_counts_what_is_seen() -> None:
+    work = {(each.op, each.shape): each for each in floors()}
+    chunk = work["prefill", "Qwen3-30B-A3B: 512 after 0"]
+    assert chunk.flops == 4 * 32 * 128 * sum(range(1, 513))
+    mla = work["mla prefill", "DeepSeek-V3 DP: 2048 after 8192"]
+    seen = sum(8192 + n for n in range(1, 2049))
+    assert mla.flops == 2 * 128 * (192 + 128) * seen
+
+
+def test_128_latent_heads_are_bound_by_math_and_16_by_memory() -> None:
+    bound = {
+        each.shape: each.math_us(GPUS["h200"]) > each.memory_us(GPUS["h200"])
+        for each in floors()
+        if each.op == "mla decode" and each.shape.endswith("128 x 32768")
+    }
+    assert bound == {"DeepSeek-V3 TP8: 128 x 32768": False, "DeepSeek-V3 DP: 128 x 32768": True}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_every_recorded_launch_fits_a_multiprocessor(gpu: str) -> None:
+    figures = {each.launch: each for each in static_figures(GPUS[gpu])}
+    assert all(each.blocks_per_sm >= 1 for each in figures.values())
+    decode = figures["decode g4 d128/paged_decode"]
+    assert decode.issue_to_memory is not None
+    assert decode.issue_to_memory < 1
+
+
+def test_prints_tables_or_json() -> None:
+    run = bench("--offline", "--gpu", "b200", "--json")
+    answer = json.loads(run.stdout)
+    assert answer["gpu"]["name"] == "B200"
+    assert {"decode", "prefill", "mla decode", "mla prefill"} <= {x["op"] for x in answer["floors"]}
+    assert "At least, on H200" in bench("--offline").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"), [((), "--offline"), (("--offline", "--gpu", "v100"), "v100")]
+)
+def test_what_it_cannot_do_is_refused(arguments: tuple[str, ...], told: str) -> None:
+    run = bench(*arguments)
+    assert (run.returncode, run.stdout) == (2, "") or (run.returncode, run.stdout) == (1, "")
+    assert told in run.stderr

@@ -1,0 +1,94 @@
+"""Offsets past 2^31 elements: pages of a large cache, rows of a long pass.
+
+Computed in 32 bits they wrap, and read or write somewhere else. Of such a memory only the pages
+that are written take room. The checks of races are off: they keep 8 bytes for each byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from pdx.kernels.mla_decode import mla_decode
+from pdx.kernels.page_copy import page_copy
+from pdx.kernels.page_tables import PageTables
+from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.paged_decode import paged_decode
+from pdx.kernels.paged_prefill import paged_prefill
+from pdx.kernels.reference.mla_attention import mla_attention
+from pdx.kernels.reference.paged_attention import paged_attention
+from pdx.kernels.rope_kv_append import rope_kv_append
+from tests.kernels.triton.cases import DEVICE, assert_near
+from tests.kernels.triton.checked import without_race_checks
+
+BF16 = torch.bfloat16
+#: The last one lies past 2^31 elements.
+PAGES = [17_999, 3]
+
+
+@pytest.fixture(autouse=True)
+def _unfilled_and_unwatched() -> Iterator[None]:
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    with without_race_checks():
+        yield
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def huge(*shape: int) -> Tensor:
+    memory = torch.empty(shape, dtype=BF16, device=DEVICE)
+    assert memory.numel() > 2**31
+    return memory
+
+
+def tables(num_rows: int) -> PageTables:
+    return PageTables.of(PagedBatch.build(64, [(100 - num_rows, num_rows, PAGES)]).spans, DEVICE)
+
+
+@pytest.mark.parametrize(("attend", "num_rows"), [(paged_decode, 1), (paged_prefill, 3)])
+def test_attention_over_far_pages(attend: object, num_rows: int) -> None:
+    context = torch.randn(2, 8, 2, 64, 128, dtype=BF16)
+    kv = huge(18_000, 8, 2, 64, 128)
+    kv[PAGES] = context.to(DEVICE)
+    q = torch.randn(num_rows, 8, 128, dtype=BF16)
+    out = attend(q.to(DEVICE), kv, tables(num_rows), 0.1)
+    batch = PagedBatch.build(64, [(100 - num_rows, num_rows, [0, 1])])
+    assert_near(out, paged_attention(q.double(), context.double(), batch, 0.1))
+
+
+def test_latents_in_far_pages() -> None:
+    context = torch.randn(2, 64, 576, dtype=BF16)
+    kv = huge(60_000, 64, 576)
+    kv[[59_999, 3]] = context.to(DEVICE)
+    q = torch.randn(1, 4, 576, dtype=BF16)
+    far = PageTables.of(PagedBatch.build(64, [(99, 1, [59_999, 3])]).spans, DEVICE)
+    out = mla_decode(q.to(DEVICE), kv, far, 0.05, 512)
+    batch = PagedBatch.build(64, [(99, 1, [0, 1])])
+    assert_near(out, mla_attention(q.double(), context.double(), batch, 0.05, 512))
+
+
+def test_append_and_copy_to_far_pages() -> None:
+    kv = huge(18_000, 8, 2, 64, 128)
+    k, angles = torch.randn(1, 8, 128, dtype=BF16), torch.zeros(1, 64)
+    page, offset = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (17_999, 0))
+    x = k.to(DEVICE)
+    cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+    rope_kv_append(x[:, :0], x, x, cos, sin, kv, page, offset)
+    assert torch.equal(kv[17_999, :, 0, 0].cpu(), k[0])
+    near = torch.zeros(1, 8, 2, 64, 128, dtype=BF16, device=DEVICE)
+    page_copy(kv, page, near, torch.zeros_like(page), 1)
+    assert torch.equal(near[0, :, 1, 0].cpu(), k[0])
+
+
+@pytest.mark.parametrize("attend", [paged_decode, paged_prefill])
+def test_rows_that_lie_far_apart(attend: object) -> None:
+    """The offset of a row is its number times a stride: 131,072 tokens of 128 heads are enough."""
+    context, q = torch.randn(2, 1, 2, 64, 128, dtype=BF16), torch.randn(3, 1, 128, dtype=BF16)
+    far = huge(2**31 + 128).as_strided((3, 1, 128), (2**30, 128, 1))
+    far.copy_(q.to(DEVICE))
+    near_pages = PageTables.of(PagedBatch.build(64, [(97, 3, [0, 1])]).spans, DEVICE)
+    out = attend(far, context.to(DEVICE), near_pages, 0.1)
+    batch = PagedBatch.build(64, [(97, 3, [0, 1])])
+    assert_near(out, paged_attention(q.double(), context.double(), batch, 0.1))
