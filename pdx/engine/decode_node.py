@@ -298,12 +298,13 @@ class DecodeNode:
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""
         usable = bool(self.peers.links)
+        fabrics = self._hub.statistics()
         counts = self._bridge.counts() | {
             "transfers_open": len(self._transfers),
             "prefillers": len(self.peers.links),
             "slots_taken": self._slots.num_taken,
-            "atoms_counted": sum(fabric.atoms_reaped for fabric in self._hub.statistics()),
-            "imms_stale": sum(fabric.stale_imms for fabric in self._hub.statistics()),
+            "atoms_counted": sum(fabric.atoms_reaped for fabric in fabrics),
+            "imms_stale": sum(fabric.stale_imms for fabric in fabrics),
         }
         return NodeStatus(
             healthy=usable,

@@ -40,6 +40,8 @@ from pdx.scheduler.sequence import SequenceUpdate
 __all__ = ["FrontendBridge", "StreamOwner"]
 
 _STATUS_S = 0.1
+#: The longest between two looks at a node to which nothing happens.
+_IDLE_STATUS_S = 0.4
 
 
 class StreamOwner(Protocol):
@@ -126,12 +128,14 @@ class FrontendBridge:
     async def report(self, status: Callable[[], NodeStatus]) -> None:
         """Tell the frontend how the node is, when that changes, until cancelled."""
         last = None
+        wait_s = _STATUS_S
         while True:
             now = status()
+            wait_s = min(2 * wait_s, _IDLE_STATUS_S) if now == last else _STATUS_S
             if now != last:
                 self._frontend.send(now)
                 last = now
-            await asyncio.sleep(_STATUS_S)
+            await asyncio.sleep(wait_s)
 
     async def stop(self) -> None:
         """End the frontend."""

@@ -108,6 +108,7 @@ class DecodeLink:
         self._hub = hub
         self._owner = owner
         self._side = DecodeSide(slots, timeouts)
+        self._started = asyncio.Event()
         self._fabric_link: FabricLink | None = None
         #: Of the Arrived event that is being handled.
         self._arrival: Arrival | None = None
@@ -169,6 +170,7 @@ class DecodeLink:
         """Begin a transfer; its slot was taken from the node's table."""
         assert self.usable
         self._apply(self._side.start(prefill))
+        self._started.set()
 
     def cancel(self, transfer_id: int) -> None:
         """The engine does not want a transfer any more; it is settled later."""
@@ -219,6 +221,9 @@ class DecodeLink:
 
     async def _tick(self) -> None:
         while True:
+            if self._side.is_idle:
+                self._started.clear()
+                await self._started.wait()
             await asyncio.sleep(_TICK_S)
             if self._fabric_link is None or self.end_reason is not None:
                 continue

@@ -114,6 +114,11 @@ class DecodeSide:
         """Transfers that are not settled yet."""
         return len(self._by_slot)
 
+    @property
+    def is_idle(self) -> bool:
+        """No transfer is known, so that time does not matter."""
+        return not self._transfers
+
     def start(self, prefill: Prefill) -> list[DecodeAction]:
         """Begin a transfer in the slot that the message names; the caller took it."""
         assert not self._ended and prefill.transfer_id not in self._transfers

@@ -89,7 +89,7 @@ def _as_failed(error: Exception) -> FrontendFailed:
     return FrontendFailed(kind=type(error).__name__, message=error.message, hint=error.hint)
 
 
-async def _run(channel: EngineChannel, server: uvicorn.Server, listener: socket.socket) -> int:
+async def _run(channel: EngineChannel, server: _Server, listener: socket.socket) -> int:
     """Serve until the channel ends: by the primary's end, or by SIGTERM, which also its death
     sends."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, channel.close)
@@ -104,13 +104,30 @@ async def _run(channel: EngineChannel, server: uvicorn.Server, listener: socket.
     return 0
 
 
-def _end(server: uvicorn.Server) -> None:
+def _end(server: _Server) -> None:
     signal.alarm(_KILL_AFTER_S)  # nothing may keep a process alive that serves nobody
-    server.should_exit = True
+    server.end()
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals alone: the primary decides when the node ends."""
+    """Leaves signals alone, for the primary decides when the node ends, and sleeps while idle."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        """Let serve() return, after what runs."""
+        self.should_exit = True
+        self._ended.set()
+
+    async def main_loop(self) -> None:
+        """Set the date header once a second. uvicorn's own loop looks ten times a second whether it
+        should exit.
+        """
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), 1.0)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
