@@ -9,7 +9,15 @@ from typing import TypeVar
 
 from pdx.errors import FabricError
 from pdx.fabric.bench.pattern import new_pool
-from pdx.fabric.interface import Arrived, FabricEvent, LinkDown, LinkUp, Provider, TransferDone
+from pdx.fabric.interface import (
+    Arrived,
+    FabricEvent,
+    FabricOptions,
+    LinkDown,
+    LinkUp,
+    Provider,
+    TransferDone,
+)
 from pdx.fabric.native_fabric import open_fabric
 
 __all__ = ["Endpoint"]
@@ -23,9 +31,15 @@ _E = TypeVar("_E", Arrived, LinkUp, TransferDone)
 class Endpoint:
     """What both sides have. close() it, or the fabric's thread goes on."""
 
-    def __init__(self, provider: Provider, bind_hosts: Sequence[str], pool_bytes: int) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        bind_hosts: Sequence[str],
+        pool_bytes: int,
+        options: FabricOptions | None = None,
+    ) -> None:
         self._memory, self.pool = new_pool(pool_bytes)
-        self.fabric = open_fabric(provider=provider, bind_host=bind_hosts or None)
+        self.fabric = open_fabric(provider=provider, bind_host=bind_hosts or None, options=options)
         self._early: list[FabricEvent] = []
         region = self.fabric.register(self.pool.ctypes.data, pool_bytes)
         self.link = self.fabric.open_link(region, window=_WINDOW)
