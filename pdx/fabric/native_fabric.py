@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from ctypes import c_uint64, c_void_p
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Final, assert_never, get_args
 
 from pdx.errors import FabricError
@@ -42,6 +43,7 @@ from pdx.fabric.native_library import (
     core,
     load_libfabric,
 )
+from pdx.fabric.roce import roce_address
 
 __all__ = ["LibraryInfo", "NativeFabric", "available_providers", "library_info", "open_fabric"]
 
@@ -95,8 +97,9 @@ def open_fabric(
 
     Args:
         provider: "tcp", "shm" for peers on the same host, or a network card's "verbs" or "efa".
-        bind_host: the address that peers reach (tcp, verbs) or the domain's name (efa), or several,
-            to stripe over all of them; None is 127.0.0.1 (tcp), or what libfabric offers first.
+        bind_host: the address that peers reach (tcp, verbs), the device's name (verbs on RoCE) or
+            the domain's (efa), or several, to stripe over all of them; None is 127.0.0.1 (tcp), or
+            what libfabric offers first.
         options: how the worker runs; None takes the defaults.
 
     Raises:
@@ -109,7 +112,7 @@ def open_fabric(
         case "tcp":
             hosts = tuple(_numeric_host(host) for host in named or ["127.0.0.1"])
         case "verbs":
-            hosts = tuple(_numeric_host(host) for host in named)
+            hosts = tuple(_verbs_host(name) for name in named)
         case "efa":
             hosts = tuple(named)
         case "shm":
@@ -121,6 +124,11 @@ def open_fabric(
             f"a fabric takes up to {MAX_DOMAINS} different addresses, not {', '.join(named)}"
         )
     return NativeFabric(provider, hosts, options or FabricOptions())
+
+
+def _verbs_host(name: str) -> str:
+    is_device = Path("/sys/class/infiniband", name).exists()
+    return _numeric_host(roce_address(name) if is_device else name)
 
 
 def _numeric_host(host: str) -> str:
