@@ -29,6 +29,7 @@ _libc.mmap.argtypes = [
     ctypes.c_int,
     ctypes.c_long,
 ]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ def _map_over(address: int, fd: int, num_bytes: int) -> None:
             f"a rank's KV memory of {num_bytes} bytes cannot be mapped: "
             f"{os.strerror(ctypes.get_errno())}"
         )
+    # As the rank does: whoever touches a page first decides its size. Refused by kernels without.
+    _libc.madvise(address, num_bytes, mmap.MADV_HUGEPAGE)
 
 
 def _address(mapping: mmap.mmap) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -49,8 +50,13 @@ def kv_tensor(buffer: mmap.mmap | bytearray, layout: KvLayout, dtype: torch.dtyp
 
 
 def export_kv(layout: KvLayout, dtype: torch.dtype, *, poison: bool) -> tuple[SharedMemory, Tensor]:
-    """KV memory for all pages, NaN in it where ``poison``: a read of what nobody wrote shows."""
+    """KV memory for all pages, NaN in it where ``poison``: a read of what nobody wrote shows.
+
+    In huge pages where the host allows them for shared memory.
+    """
     memory = SharedMemory.create("pdx-kv", layout.total_bytes)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.mapping.madvise(mmap.MADV_HUGEPAGE)
     kv = kv_tensor(memory.mapping, layout, dtype)
     if poison:
         kv.fill_(float("nan"))

@@ -1,0 +1,51 @@
+"""KV memory as the rank makes it and the primary maps it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from pdx.kv.layout import KvLayout, NodeLayout
+from pdx.ranks.memory import NodeMemory, RankDescriptors
+from pdx.runner.memory import export_kv, export_progress
+
+_THP = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+def _advised(file_name: str) -> list[bool]:
+    """For each mapping of a memory file: whether huge pages are wanted in it."""
+    found: list[bool] = []
+    mine = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            mine = file_name in line
+        elif mine and words[0] == "VmFlags:":
+            found.append("hg" in words)
+    return found
+
+
+@pytest.mark.skipif(not _THP.exists(), reason="the kernel has no transparent huge pages")
+def test_both_sides_ask_for_huge_pages() -> None:
+    layout = KvLayout(
+        num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, num_pages=64, itemsize=4
+    )
+    kv, _ = export_kv(layout, torch.float32, poison=False)
+    progress, eventfd, _ = export_progress()
+    memory = NodeMemory(
+        [
+            RankDescriptors(
+                kv_fd=os.dup(kv.fd), progress_fd=os.dup(progress.fd), progress_eventfd=eventfd
+            )
+        ],
+        NodeLayout(rank=layout, tp_size=1, num_kv_heads=2),
+    )
+    try:
+        assert _advised("memfd:pdx-kv") == [True, True]
+    finally:
+        memory.close()
+        os.close(kv.fd)
+        os.close(progress.fd)
