@@ -57,7 +57,7 @@ class FabricOptions:
     cpu: int | None = None
     #: How long to poll without sleeping after the last activity, while something is expected. With
     #: threads that compute on every core, long spinning costs more than it gains.
-    spin_us: int = 20
+    spin_us: int = 5
     beat_interval_s: float = 0.25
     #: A peer that is silent for this long is lost. Also half of how long libfabric may refuse to
     #: take any write.
