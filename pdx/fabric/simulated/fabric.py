@@ -200,7 +200,7 @@ class SimulatedFabric:
             if self._network.owner(peer.ends[0].name) is None:
                 raise FabricError("the peer's process is gone", code=errno.ESRCH)
         opened.peer = peer
-        self._worker.submit(partial(self._worker.connect, link, peer))
+        self._worker.submit(partial(self._worker.liveness.connect, link, peer))
 
     def fence(self, link: int) -> None:
         """See :meth:`Fabric.fence`."""

@@ -188,7 +188,7 @@ class SimulatedNetwork:
         gap_ns = self.now_ns() - node.paused_at_ns
         node.paused_at_ns = None
         for worker in node.workers:
-            worker.resumed(gap_ns)
+            worker.liveness.resumed(gap_ns)
         backlog, node.backlog = node.backlog, []
         for callback in backlog:
             self.defer(node, self._draw(self.conditions.worker_ns), callback)
@@ -331,10 +331,10 @@ class SimulatedNetwork:
                 self._report_later(flight)
             target.worker.on_imm(target.link, target.domain, operation.imm)
         elif operation.kind is OpKind.PROBE:
-            target.worker.on_probe(target.link, operation.lane.index, operation.imm)
+            target.worker.liveness.on_probe(target.link, operation.lane.index, operation.imm)
         else:
             lane = operation.lane.index
-            target.worker.on_beat(target.link, lane, operation.tick, operation.reaped)
+            target.worker.liveness.on_beat(target.link, lane, operation.tick, operation.reaped)
 
     def _report_later(self, flight: Flight) -> None:
         lossy = flight.operation.kind is OpKind.WRITE

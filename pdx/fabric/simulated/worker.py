@@ -1,8 +1,8 @@
 """The worker of one simulated fabric: it posts what is due, counts what comes, beats, ends links.
 
 It runs in turns, each a callback of the virtual clock; it owns every Link and Transfer. The rules
-of what may happen when are in link.py, transfer.py and slots.py; this file connects them to the
-network, in the order in which the native worker does.
+of what may happen when are in link.py, transfer.py and slots.py; this file and liveness.py connect
+them to the network, in the order in which the native worker does.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pdx.fabric.descriptor import LinkAddress
 from pdx.fabric.interface import (
     FabricEvent,
     FabricOptions,
     Fenced,
     LinkDown,
-    LinkUp,
     Provider,
     Surplus,
 )
 from pdx.fabric.simulated.imm import Imm
 from pdx.fabric.simulated.link import Lane, Link, LinkState, Operation, OpKind
+from pdx.fabric.simulated.liveness import Liveness
 from pdx.fabric.simulated.slots import SlotTable
 from pdx.fabric.simulated.transfer import Batch, Transfer, Write
 from pdx.fabric.simulated.words import WordWatch
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 _POSTS_PER_TURN = 32
-_MAX_BEATS_IN_FLIGHT = 4
 _BLOCKED_NAP_NS = 1_000_000
 
 
@@ -55,20 +53,17 @@ class Worker:
         self._node = node
         self._provider = provider
         self._tell_owner = tell
-        self._beat_interval_ns = round(options.beat_interval_s * 1e9)
-        self._beat_timeout_ns = round(options.beat_timeout_s * 1e9)
-        self._connect_timeout_ns = round(options.connect_timeout_s * 1e9)
-        self.slots = SlotTable(network.imm_layout, self._tell)
+        self.liveness = Liveness(self, network, options)
+        self.slots = SlotTable(network.imm_layout, self.tell)
         self.counters: dict[str, int] = {}
         self.domain_counters: list[dict[str, int]] = [{} for _ in range(num_domains)]
-        self._links: dict[int, Link] = {}
+        self.links: dict[int, Link] = {}
         self._endpoints: dict[int, list[Endpoint]] = {}
         self._transfers: dict[int, Transfer] = {}
         self._words = WordWatch(network.memory, self.kick)
         self._posting: dict[int, Link] = {}
         self._commands: list[Callable[[], None]] = []
         self._turn_due = False
-        self._beating = False
         self._stopped = False
 
     # ---- turns ----------------------------------------------------------------------------------
@@ -90,7 +85,7 @@ class Worker:
         self._commands.clear()
         self._words.stop()
         self._network.close_all(self._node, self)
-        self._links.clear()
+        self.links.clear()
         self._endpoints.clear()
 
     def _turn(self) -> None:
@@ -102,29 +97,18 @@ class Worker:
             command()
         self._look_at_words()
         for link in list(self._posting.values()):
-            self._post_link(link)
+            self.post_link(link)
 
     # ---- commands -------------------------------------------------------------------------------
 
     def add_link(self, link: Link, endpoints: list[Endpoint]) -> None:
         """A link was opened, with an endpoint in each domain."""
-        self._links[link.id] = link
+        self.links[link.id] = link
         self._endpoints[link.id] = endpoints
-
-    def connect(self, link_id: int, peer: LinkAddress) -> None:
-        """Probe the peer, and wait for its probe."""
-        link = self._links.get(link_id)
-        if link is None:
-            return
-        link.set_peer(peer)
-        link.state = LinkState.CONNECTING
-        self._after(self._connect_timeout_ns, partial(self._give_up, link))
-        for lane in link.lanes:
-            self._post_probe(link, lane)
 
     def open_transfer(self, transfer: Transfer) -> None:
         """A transfer begins."""
-        link = self._links.get(transfer.link)
+        link = self.links.get(transfer.link)
         if link is None:
             return
         self._transfers[transfer.id] = transfer
@@ -157,7 +141,7 @@ class Worker:
 
     def fence(self, link_id: int) -> None:
         """Close the endpoints: what is in flight is cut, and the link is forgotten."""
-        link = self._links.pop(link_id, None)
+        link = self.links.pop(link_id, None)
         if link is None:
             return
         self._posting.pop(link_id, None)
@@ -175,15 +159,15 @@ class Worker:
         link.state = LinkState.DOWN
         if pulled_from and link.peer is not None:
             # A stopped peer pulls when it wakes up.
-            gone = partial(self._after, 0, partial(self._announce_fenced, link))
+            gone = partial(self.after, 0, partial(self._announce_fenced, link))
             self._network.when_gone(link.peer_ends[0].name, gone)
         else:
             self._announce_fenced(link)
 
     def _announce_fenced(self, link: Link) -> None:
         link.region.num_links -= 1
-        self._count("links_fenced")
-        self._tell(Fenced(link=link.id))
+        self.count("links_fenced")
+        self.tell(Fenced(link=link.id))
 
     # ---- writing --------------------------------------------------------------------------------
 
@@ -197,12 +181,12 @@ class Worker:
             self._settle(transfer)
 
     def _enqueue(self, transfer: Transfer) -> None:
-        link = self._links[transfer.link]
+        link = self.links[transfer.link]
         if transfer.first_ready() is not None and transfer not in link.ready:
             link.ready.append(transfer)
             self._posting[link.id] = link
 
-    def _post_link(self, link: Link) -> None:
+    def post_link(self, link: Link) -> None:
         """Post in turns of a few writes for each transfer, as far as credit goes."""
         refused: set[int] = set()
         while link.ready and link.state is LinkState.UP:
@@ -222,7 +206,8 @@ class Worker:
         if not link.ready:
             self._posting.pop(link.id, None)
 
-    def _post(self, operation: Operation) -> bool:
+    def post(self, operation: Operation) -> bool:
+        """Give an operation to the network. False: refused for the moment."""
         assert operation.link is not None
         endpoint = self._endpoints[operation.link.id][operation.lane.own]
         if not self._network.post(endpoint, operation):
@@ -235,28 +220,28 @@ class Worker:
         imm = Imm(slot=transfer.slot, generation=transfer.generation, atoms=write.atoms)
         data = self._network.imm_layout.encode(imm)
         now_ns = self._network.now_ns()
-        if not self._post(Operation(OpKind.WRITE, link, lane, write, transfer, data)):
-            self._count("eagain")
+        if not self.post(Operation(OpKind.WRITE, link, lane, write, transfer, data)):
+            self.count("eagain")
             if lane.blocked_since_ns is None:
                 lane.blocked_since_ns = now_ns
-            if now_ns - lane.blocked_since_ns >= 2 * self._beat_timeout_ns:
-                self._link_down(link, errno.EAGAIN, "no write could be posted in time")
+            if now_ns - lane.blocked_since_ns >= 2 * self.liveness.beat_timeout_ns:
+                self.link_down(link, errno.EAGAIN, "no write could be posted in time")
             else:
-                self._after(_BLOCKED_NAP_NS, self.kick)
+                self.after(_BLOCKED_NAP_NS, self.kick)
             return False
         lane.blocked_since_ns = None
         batch.advance(position)
         transfer.posted(write, now_ns)
-        self._count("writes_posted")
-        self._count("bytes_posted", write.num_bytes)
-        self._count("atoms_posted", write.atoms)
+        self.count("writes_posted")
+        self.count("bytes_posted", write.num_bytes)
+        self.count("atoms_posted", write.atoms)
         self._count_in(lane.own, "writes_posted")
         self._count_in(lane.own, "bytes_posted", write.num_bytes)
         return True
 
     def _settle(self, transfer: Transfer) -> None:
         """Tell of the transfer's end, and forget it, once nothing of it is left."""
-        link = self._links.get(transfer.link)
+        link = self.links.get(transfer.link)
         if link is not None and transfer.first_ready() is None and transfer in link.ready:
             link.ready.remove(transfer)
         done = transfer.drained()
@@ -265,7 +250,7 @@ class Worker:
             del self._transfers[transfer.id]
             if link is not None:
                 del link.transfers[transfer.id]
-            self._tell(done)
+            self.tell(done)
 
     # ---- what the network brings ----------------------------------------------------------------
 
@@ -275,7 +260,7 @@ class Worker:
             return
         link = operation.link
         if link is None:
-            self._count("late_completions")
+            self.count("late_completions")
             return
         link.gave_back(operation)
         lane = operation.lane
@@ -284,119 +269,34 @@ class Worker:
             lane.beats_in_flight -= 1
         elif operation.kind is OpKind.PROBE:
             lane.probe_completed = code == 0
-            self._try_up(link)
+            self.liveness.try_up(link)
         else:
             assert operation.transfer is not None
             assert operation.write is not None
-            self._count("writes_failed" if code else "writes_completed")
+            self.count("writes_failed" if code else "writes_completed")
             operation.transfer.completed(operation.write, code)
             self._settle(operation.transfer)
         if code:
-            self._link_down(link, code, f"a write failed: {errno.errorcode[code]}")
+            self.link_down(link, code, f"a write failed: {errno.errorcode[code]}")
         else:
-            self._post_link(link)
+            self.post_link(link)
 
     def on_imm(self, link: Link, domain: int, data: int) -> None:
         """A write of the peer has landed, and its immediate is here."""
         now_ns = self._network.now_ns()
         imm = self._network.imm_layout.decode(data)
-        self._count("imms_reaped")
+        self.count("imms_reaped")
         self._count_in(domain, "imms_reaped")
         if self.slots.credit(imm, now_ns):
-            self._count("atoms_reaped", imm.atoms)
+            self.count("atoms_reaped", imm.atoms)
         else:
-            self._count("stale_imms")
+            self.count("stale_imms")
         link.on_imm(domain, now_ns)
         for lane in link.lanes:
             if lane.own == domain and link.beat_owed(domain) and link.state is LinkState.UP:
-                self._send_beat(link, lane)
+                self.liveness.send_beat(link, lane)
 
-    def on_probe(self, link: Link, lane: int, tag: int) -> None:
-        """The peer's probe landed."""
-        if tag == link.probe_tag:
-            link.on_probe(lane)
-            self._try_up(link)
-
-    def on_beat(self, link: Link, lane: int, tick: int, reaped: int) -> None:
-        """A beat of the peer landed."""
-        if link.on_beat(lane, tick, reaped, self._network.now_ns()):
-            self._post_link(link)
-
-    # ---- liveness -------------------------------------------------------------------------------
-
-    def resumed(self, gap_ns: int) -> None:
-        """This process was stopped so long: the silence was ours, and peers get the time back."""
-        if gap_ns > 2 * self._beat_interval_ns:
-            for link in self._links.values():
-                for lane in link.lanes:
-                    lane.last_life_ns += gap_ns
-
-    def _post_probe(self, link: Link, lane: Lane) -> None:
-        assert link.peer is not None
-        if link.state is not LinkState.CONNECTING:
-            return
-        if not self._post(Operation(OpKind.PROBE, link, lane, imm=link.peer.probe_tag)):
-            self._after(_BLOCKED_NAP_NS, partial(self._post_probe, link, lane))
-
-    def _try_up(self, link: Link) -> None:
-        if link.state is not LinkState.CONNECTING:
-            return
-        if not all(lane.probe_completed and lane.peer_probed for lane in link.lanes):
-            return
-        link.state = LinkState.UP
-        self._count("links_up")
-        self._tell(LinkUp(link=link.id))
-        for lane in link.lanes:
-            lane.last_life_ns = self._network.now_ns()
-            self._send_beat(link, lane)
-            self._after(self._beat_timeout_ns, partial(self._watch_life, link, lane))
-        if not self._beating:
-            self._beating = True
-            self._after(self._beat_interval_ns, self._beat)
-        self._post_link(link)
-
-    def _give_up(self, link: Link) -> None:
-        if link.state is LinkState.CONNECTING:
-            what = (
-                "the peer's probe did not arrive"
-                if all(lane.probe_completed for lane in link.lanes)
-                else "our probe did not get through"
-            )
-            seconds = self._connect_timeout_ns / 1e9
-            self._link_down(link, errno.ETIMEDOUT, f"{what} within {seconds:.1f} s")
-
-    def _beat(self) -> None:
-        up = [link for link in self._links.values() if link.state is LinkState.UP]
-        self._beating = bool(up)
-        if up:
-            self._after(self._beat_interval_ns, self._beat)
-        for link in up:
-            for lane in link.lanes:
-                self._send_beat(link, lane)
-
-    def _send_beat(self, link: Link, lane: Lane) -> None:
-        # Skipped while earlier ones are stuck: a peer that takes none must not fill the queue.
-        if lane.beats_in_flight >= _MAX_BEATS_IN_FLIGHT:
-            return
-        end = link.own[lane.own]
-        beat = Operation(OpKind.BEAT, link, lane, tick=lane.tick + 1, reaped=end.reaped)
-        if self._post(beat):
-            lane.tick += 1
-            end.reported_reaped = end.reaped
-            lane.beats_in_flight += 1
-            self._count("beats_sent")
-
-    def _watch_life(self, link: Link, lane: Lane) -> None:
-        if link.state is not LinkState.UP:
-            return
-        left_ns = lane.last_life_ns + self._beat_timeout_ns - self._network.now_ns()
-        if left_ns > 0:
-            self._after(left_ns, partial(self._watch_life, link, lane))
-            return
-        seconds = self._beat_timeout_ns / 1e9
-        self._link_down(link, errno.ETIMEDOUT, f"no beat of the peer for {seconds:.1f} s")
-
-    def _link_down(self, link: Link, code: int, reason: str) -> None:
+    def link_down(self, link: Link, code: int, reason: str) -> None:
         """Once for each link: its transfers end when the network gives back what it holds, or at
         the fence.
         """
@@ -405,28 +305,31 @@ class Worker:
         link.state = LinkState.DOWN
         self._posting.pop(link.id, None)
         link.ready.clear()
-        self._count("links_down")
-        self._tell(LinkDown(link=link.id, code=code, reason=reason))
+        self.count("links_down")
+        self.tell(LinkDown(link=link.id, code=code, reason=reason))
         for transfer in list(link.transfers.values()):
             transfer.fail(code)
             self._words.watch(transfer.id, set())
             self._settle(transfer)
 
-    def _after(self, delay_ns: int, callback: Callable[[], None]) -> None:
+    def after(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        """Run ``callback`` later, unless the worker was stopped."""
         self._network.defer(self._node, delay_ns, partial(self._unless_stopped, callback))
 
     def _unless_stopped(self, callback: Callable[[], None]) -> None:
         if not self._stopped:
             callback()
 
-    def _count(self, name: str, number: int = 1) -> None:
+    def count(self, name: str, number: int = 1) -> None:
+        """Raise a counter."""
         self.counters[name] = self.counters.get(name, 0) + number
 
     def _count_in(self, domain: int, name: str, number: int = 1) -> None:
         counters = self.domain_counters[domain]
         counters[name] = counters.get(name, 0) + number
 
-    def _tell(self, event: FabricEvent) -> None:
+    def tell(self, event: FabricEvent) -> None:
+        """Give an event to the owner."""
         if isinstance(event, Surplus):
-            self._count("surplus_slots")
+            self.count("surplus_slots")
         self._tell_owner(event)
