@@ -94,6 +94,8 @@ class Side:
     def wait(self, kind: str, *, timeout_s: float = _WAIT_S, **fields: Any) -> Any:
         """The first event of this kind and these fields that no wait has taken yet."""
         deadline = time.monotonic() + timeout_s
+        poller = select.poll()  # select() ends at descriptor 1023
+        poller.register(self.fabric, select.POLLIN)
         while True:
             for event in self._seen:
                 matches = type(event).__name__ == kind and all(
@@ -106,7 +108,7 @@ class Side:
             if left <= 0:
                 state = f"seen {self._seen}, {self.fabric.statistics()}"
                 raise TimeoutError(f"no {kind} {fields} in {timeout_s} s; {state}")
-            select.select([self.fabric], [], [], left)
+            poller.poll(left * 1000)
             self._seen += self.fabric.events()
 
     def wait_set(self, offset: int) -> None:
