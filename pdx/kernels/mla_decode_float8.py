@@ -2,9 +2,10 @@
 
 Specification: ``kernels/reference/mla_attention`` of ``kernels/reference/mla_record``'s numbers.
 
-The conversions are what such a kernel waits for, so that a tile's values become float16 (exact, one
-instruction for two) and are not scaled: a token's four scales multiply the scores' parts and the
-softmax weights, which are few. Otherwise as ``mla_decode``.
+The conversions are what such a kernel waits for. A tile is turned into float16, exact and two
+values an instruction, and scaled there: without the product, the compiler would keep the tile as
+bytes and pick each of them for the second matrix product. Tiles are not copied ahead: the blocks of
+a multiprocessor hide one another's loads. Otherwise as ``mla_decode``.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from torch import Tensor
 from pdx.kernels import decisions
 from pdx.kernels.attention_tiles import LOG2_E, tile_pages, token_offsets
 from pdx.kernels.merge_splits import Splits, merge_splits
-from pdx.kernels.mla_record import FLOAT8_MAX, LatentParts
+from pdx.kernels.mla_record import LatentParts
 from pdx.kernels.page_tables import PageTables
 
 __all__ = ["mla_decode_float8"]
+
+#: A tile holds so many times the latents: float16 then holds the scales of quarters well whose
+#: largest value is between 0.01 and 16,000. A power of 2; queries are divided by it.
+_TILE_FACTOR = 4.0
 
 
 def mla_decode_float8(
@@ -77,7 +82,7 @@ def mla_decode_float8(
         ROPE=width - latent_dim,
         RECORD=kv.shape[2],
         PAGE_SIZE=kv.shape[1],
-        FLOAT8_MAX=FLOAT8_MAX,
+        TILE_FACTOR=_TILE_FACTOR,
         NUM_SPLITS=num_splits,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
@@ -117,7 +122,7 @@ def _kernel(
     ROPE: tl.constexpr,
     RECORD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    FLOAT8_MAX: tl.constexpr,
+    TILE_FACTOR: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -150,10 +155,10 @@ def _kernel(
     is_q = is_row[:, None]
     token = (tl.load(row_starts_ptr + request) + row).to(tl.int64)
     rows = q_ptr + (token * stride_qt + head * stride_qh)[:, None]
-    q0 = tl.load(rows + c, mask=is_q, other=0.0).to(tl.float16)
-    q1 = tl.load(rows + QUARTER + c, mask=is_q, other=0.0).to(tl.float16)
-    q2 = tl.load(rows + 2 * QUARTER + c, mask=is_q, other=0.0).to(tl.float16)
-    q3 = tl.load(rows + 3 * QUARTER + c, mask=is_q, other=0.0).to(tl.float16)
+    q0 = (tl.load(rows + c, mask=is_q, other=0.0) / TILE_FACTOR).to(tl.float16)
+    q1 = (tl.load(rows + QUARTER + c, mask=is_q, other=0.0) / TILE_FACTOR).to(tl.float16)
+    q2 = (tl.load(rows + 2 * QUARTER + c, mask=is_q, other=0.0) / TILE_FACTOR).to(tl.float16)
+    q3 = (tl.load(rows + 3 * QUARTER + c, mask=is_q, other=0.0) / TILE_FACTOR).to(tl.float16)
     q_rope = tl.load(rows + LATENT + r, mask=is_q, other=0.0).to(tl.bfloat16)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
@@ -169,28 +174,27 @@ def _kernel(
         # What lies past the context may be NaN: values must be 0 there, not only their weights.
         is_n = n < stop
         is_kv = is_n[:, None]
+        at = scale_ptr + token_offsets(pages, n0, stride_scale, PAGE_SIZE, BLOCK_N, RECORD // 4)
+        s0 = (tl.load(at, mask=is_n, other=0.0) * TILE_FACTOR).to(tl.float16)[:, None]
+        s1 = (tl.load(at + 1, mask=is_n, other=0.0) * TILE_FACTOR).to(tl.float16)[:, None]
+        s2 = (tl.load(at + 2, mask=is_n, other=0.0) * TILE_FACTOR).to(tl.float16)[:, None]
+        s3 = (tl.load(at + 3, mask=is_n, other=0.0) * TILE_FACTOR).to(tl.float16)[:, None]
         at = latent_ptr + token_offsets(
             pages, n0, stride_latent, PAGE_SIZE, BLOCK_N, RECORD
         )[:, None]  # fmt: skip
-        c0 = tl.load(at + c, mask=is_kv, other=0.0).to(tl.float16)
-        c1 = tl.load(at + QUARTER + c, mask=is_kv, other=0.0).to(tl.float16)
-        c2 = tl.load(at + 2 * QUARTER + c, mask=is_kv, other=0.0).to(tl.float16)
-        c3 = tl.load(at + 3 * QUARTER + c, mask=is_kv, other=0.0).to(tl.float16)
+        c0 = tl.load(at + c, mask=is_kv, other=0.0).to(tl.float16) * s0
+        c1 = tl.load(at + QUARTER + c, mask=is_kv, other=0.0).to(tl.float16) * s1
+        c2 = tl.load(at + 2 * QUARTER + c, mask=is_kv, other=0.0).to(tl.float16) * s2
+        c3 = tl.load(at + 3 * QUARTER + c, mask=is_kv, other=0.0).to(tl.float16) * s3
         at = rope_ptr + token_offsets(
             pages, n0, stride_rope, PAGE_SIZE, BLOCK_N, RECORD // 2
         )[:, None]  # fmt: skip
         rope = tl.load(at + r, mask=is_kv, other=0.0)
-        at = scale_ptr + token_offsets(pages, n0, stride_scale, PAGE_SIZE, BLOCK_N, RECORD // 4)
-        s0 = tl.load(at, mask=is_n, other=0.0)[None, :]
-        s1 = tl.load(at + 1, mask=is_n, other=0.0)[None, :]
-        s2 = tl.load(at + 2, mask=is_n, other=0.0)[None, :]
-        s3 = tl.load(at + 3, mask=is_n, other=0.0)[None, :]
-
         scores = tl.dot(q_rope, rope.T)
-        scores += tl.dot(q0, c0.T) * s0
-        scores += tl.dot(q1, c1.T) * s1
-        scores += tl.dot(q2, c2.T) * s2
-        scores += tl.dot(q3, c3.T) * s3
+        scores = tl.dot(q0, c0.T, scores)
+        scores = tl.dot(q1, c1.T, scores)
+        scores = tl.dot(q2, c2.T, scores)
+        scores = tl.dot(q3, c3.T, scores)
         is_seen = (n[None, :] <= position[:, None]) & is_n[None, :]
         scores = tl.where(is_seen, scores * score_factor, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
@@ -199,15 +203,13 @@ def _kernel(
         decay = tl.exp2(row_max - shift)
         row_sum = row_sum * decay + tl.sum(weights, 1)
         row_max = new_max
-        # Times 448, a scale is the largest value of its quarter: of a size that float16 holds well.
-        weights = weights * FLOAT8_MAX
-        decay = decay[:, None]
-        acc0 = tl.dot((weights * s0).to(tl.float16), c0, acc0 * decay)
-        acc1 = tl.dot((weights * s1).to(tl.float16), c1, acc1 * decay)
-        acc2 = tl.dot((weights * s2).to(tl.float16), c2, acc2 * decay)
-        acc3 = tl.dot((weights * s3).to(tl.float16), c3, acc3 * decay)
+        weights, decay = weights.to(tl.float16), decay[:, None]
+        acc0 = tl.dot(weights, c0, acc0 * decay)
+        acc1 = tl.dot(weights, c1, acc1 * decay)
+        acc2 = tl.dot(weights, c2, acc2 * decay)
+        acc3 = tl.dot(weights, c3, acc3 * decay)
 
-    factor = 1.0 / (FLOAT8_MAX * tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
+    factor = 1.0 / (TILE_FACTOR * tl.where(row_sum == 0.0, 1.0, row_sum))[:, None]
     if NUM_SPLITS > 1:
         to = parts_ptr + part[:, None] * LATENT + c
         tl.store(lse_ptr + part, row_max + tl.log2(row_sum), mask=is_row)

@@ -48,6 +48,8 @@ _PREFILL = {
     90: ("wgmma", "cp_async", "wide_load"),
     100: ("tcgen05", "cp_async", "wide_load"),
 }
+#: Converted records are registers before they are operands: they are not copied ahead.
+_RECORDS = {90: ("wgmma", "wide_load"), 100: ("mma", "wide_load")}
 _RELEASE = dict.fromkeys(ARCHS, ("system_release",))
 
 
@@ -223,13 +225,13 @@ ENTRIES = (
         name="mla decode 32 heads float8",
         call=_mla_decode_float8(32),
         archs=(90, 100),
-        needs=_DECODE,
+        needs=_RECORDS,
     ),
     Entry(
         name="mla decode 128 heads float8",
         call=_mla_decode_float8(128),
         archs=(90, 100),
-        needs=_PREFILL,
+        needs=_RECORDS,
     ),
     Entry(name="mla append", call=_mla_append(576, BF16)),
     Entry(name="mla append float8", call=_mla_append(656, torch.uint8), archs=(90, 100)),

@@ -106,9 +106,15 @@ def _kinds(instructions: list[tuple[int, str, str]]) -> dict[str, int]:
 
 
 def _copied_bytes(instructions: list[tuple[int, str, str]]) -> int:
-    """What one warp's asynchronous copies ask of global memory: 4, 8 or 16 bytes a lane."""
-    widths = [op.split(".")[1:] for _, op, _ in instructions if op.startswith("LDGSTS")]
-    return sum(32 * (16 if "128" in parts else 8 if "64" in parts else 4) for parts in widths)
+    """What one warp's asynchronous copies ask of global memory, and its loads of 16 bytes a lane
+    (smaller ones read tables, all lanes the same)."""
+    total = 0
+    for _, op, _ in instructions:
+        name, *parts = op.split(".")
+        lane_bytes = 16 if "128" in parts else 8 if "64" in parts else 4
+        if name == "LDGSTS" or (name == "LDG" and lane_bytes == 16):
+            total += 32 * lane_bytes
+    return total
 
 
 def _hot_loop(instructions: list[tuple[int, str, str]]) -> list[tuple[int, str, str]]:

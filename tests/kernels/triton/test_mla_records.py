@@ -76,7 +76,7 @@ def test_decode_of_several_rows_is_causal_among_them() -> None:
     compare([(0, 2), (31, 4), (64, 1)], num_heads=12, num_splits=3)
 
 
-@pytest.mark.parametrize("size", [1e-3, 1e3])
+@pytest.mark.parametrize("size", [3e-3, 3e3])
 def test_scales_far_from_one(size: float) -> None:
     """Small ones must not drown in float16, large ones not overflow it."""
     compare([(40, 1)], size=size)
