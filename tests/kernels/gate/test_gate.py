@@ -79,6 +79,8 @@ def _faults(launch: Launch, needs: tuple[str, ...], found: dict[str, Any]) -> li
         faults.append(f"takes {found['registers']} registers")
     if found["shared_bytes"] > SHARED_LIMIT[launch.arch]:
         faults.append(f"takes {found['shared_bytes']} bytes of shared memory")
+    if not (found["instructions"].get("store") or found["instructions"].get("atomic")):
+        faults.append("was compiled to nothing: it stores nothing")
     faults += [f"release without a barrier: {line}" for line in found["loose_releases"]]
     return faults + [f"has no {kind}" for kind in needs if not found["instructions"].get(kind)]
 

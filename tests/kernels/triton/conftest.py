@@ -29,9 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.markexpr != "gpu":
+        return
     for item in items:
-        if config.option.markexpr == "gpu" and item.path.is_relative_to(_HERE):
+        if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="no GPU"))
 
 
 @pytest.fixture(autouse=True)
