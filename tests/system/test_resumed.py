@@ -10,6 +10,7 @@ from tests.system.nodes import decoder, prefiller, wait_until
 from tests.system.prompts import prompt_of
 
 NUM_STREAMS, NUM_TOKENS = 4, 150
+PAGE, LAYERS = 16, 3
 #: All of the prompts fit, all of the outputs do not.
 TIGHT = ["--pages", "36", "--reserve-output", "4"]
 
@@ -25,11 +26,13 @@ def test_preempted_streams_go_on_when_their_prefiller_is_gone(
         ThreadPoolExecutor(NUM_STREAMS) as threads,
     ):
         answers = [threads.submit(node.complete, prompt, NUM_TOKENS) for prompt in prompts]
-        wait_until(
-            lambda: node.health()["counts"]["pages_filled"] >= 3 * NUM_STREAMS,
-            timeout_s=20,
-            what="all streams have begun",
-        )
+        atoms = sum(-(-(len(prompt) - 1) // PAGE) * LAYERS for prompt in prompts)
+
+        def all_have_begun() -> bool:
+            counts = node.counts()
+            return counts["atoms_counted"] >= atoms and not counts["transfers_open"]
+
+        wait_until(all_have_begun, timeout_s=20, what="all streams have begun")
         source.kill()
         for answer, want in zip(answers, wanted, strict=True):
             assert want.agrees_with(answer.result())
