@@ -84,7 +84,7 @@ def test_a_write_that_the_registration_does_not_allow_neither_lands_nor_counts(
 
 
 def test_a_wrong_key_of_the_link_page_ends_the_link(make_pair: Callable[..., Pair]) -> None:
-    pair = make_pair(connect_timeout_s=0.5)
+    pair = make_pair(connect_timeout_s=0.5, beat_timeout_s=0.5)
     link, ours = pair.here.open_link()
     peer_link, descriptor = pair.there.open_link()
     pair.here.fabric.connect(link, descriptor)

@@ -50,7 +50,7 @@ def test_a_cut_that_is_mended_before_the_beats_run_out_loses_nothing(
 def test_a_cut_ends_the_link_on_both_sides_and_what_it_held_up_does_not_land(
     hosts: Hosts, cable: Cable
 ) -> None:
-    a, b = hosts.sides(cable, NUM_PAGES * PAGE_BYTES)
+    a, b = hosts.sides(cable, NUM_PAGES * PAGE_BYTES, beat_timeout_s=1)
     here, there = join(a, b)
     a.fill(1)
     b.call("expect", there, 5, 1, NUM_PAGES)
