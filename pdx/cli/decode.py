@@ -74,6 +74,7 @@ async def _serve(settings: Settings) -> None:
             local_below=settings["local_below"],
             fabric=cast("FabricChoice", settings["fabric"]),
             fabric_cpu=fabric_cpu,
+            fabric_bind=settings["fabric_bind"],
             trace=closing.enter_context(tracing(settings["trace"], "decoder")),
         )
         closing.push_async_callback(node.stop, "the decoder shuts down")

@@ -16,7 +16,7 @@ __all__ = ["PREFILL_SETTINGS", "prefill"]
 PREFILL_SETTINGS = [
     *pick(ModelChoice, required=["model"]),
     *pick(EngineConfig),
-    *pick(FabricConfig, "listen", "fabric", "fabric_core"),
+    *pick(FabricConfig, "listen", "fabric", "fabric_bind", "fabric_core"),
 ]
 
 
@@ -50,7 +50,12 @@ async def _serve(settings: Settings) -> None:
     try:
         fabric = cast("FabricChoice", settings["fabric"])
         node = PrefillNode(
-            loaded, model_name=name, listener=listener, fabric=fabric, fabric_cpu=fabric_cpu
+            loaded,
+            model_name=name,
+            listener=listener,
+            fabric=fabric,
+            fabric_cpu=fabric_cpu,
+            fabric_bind=settings["fabric_bind"],
         )
         try:
             bound = await node.start()

@@ -58,6 +58,15 @@ class FabricConfig:
         metavar="TOKENS",
         minimum=0,
     )
+    fabric_bind: tuple[str, ...] = setting(
+        (),
+        "Address of a network card that carries the KV cache over tcp; give it again for more, to "
+        "stripe over all.",
+        key="fabric_bind",
+        section="fabric",
+        metavar="HOST",
+        unset="the one towards the peer",
+    )
     fabric_core: str = setting(
         "auto",
         "Core to pin the fabric's worker to, or none; auto takes the one that pdx inspect topology "

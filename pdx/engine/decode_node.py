@@ -65,6 +65,7 @@ class DecodeNode:
         peers: abc.Sequence[Address],
         fabric: FabricChoice,
         fabric_cpu: int | None = None,
+        fabric_bind: abc.Sequence[str] = (),
         local_below: int = 0,
         trace: TraceWriter | None = None,
     ) -> None:
@@ -73,7 +74,7 @@ class DecodeNode:
         self._identity = NodeIdentity(
             node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
         )
-        self._hub = FabricHub(mapped_memory(loaded), FabricOptions(cpu=fabric_cpu))
+        self._hub = FabricHub(mapped_memory(loaded), FabricOptions(cpu=fabric_cpu), fabric_bind)
         self._slots = SlotTable()
         self.scheduler = loaded.scheduler()
         self._pool = self.scheduler.pool

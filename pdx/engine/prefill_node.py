@@ -12,6 +12,7 @@ import logging
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from pdx.engine.loading import LoadedModel, mapped_memory
@@ -56,6 +57,7 @@ class PrefillNode:
         model_name: what the user called the model; decoders may load it by this name.
         listener: where decoders connect; the node closes it when it stops.
         fabric_cpu: core to pin the fabric's worker to.
+        fabric_bind: addresses of the network cards to stripe over.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class PrefillNode:
         listener: socket.socket,
         fabric: FabricChoice,
         fabric_cpu: int | None = None,
+        fabric_bind: Sequence[str] = (),
     ) -> None:
         self._loaded = loaded
         self._listener = listener
@@ -75,7 +78,7 @@ class PrefillNode:
         self._identity = NodeIdentity(
             node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
         )
-        self._hub = FabricHub(mapped_memory(loaded), FabricOptions(cpu=fabric_cpu))
+        self._hub = FabricHub(mapped_memory(loaded), FabricOptions(cpu=fabric_cpu), fabric_bind)
         self.scheduler = loaded.scheduler()
         self._loop = StepLoop(
             self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s

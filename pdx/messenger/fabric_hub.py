@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,11 +70,19 @@ def host_identity() -> str:
 class FabricHub:
     """Owns the fabrics; closed last of all that the messenger owns."""
 
-    def __init__(self, memory: MappedMemory, options: FabricOptions) -> None:
+    def __init__(
+        self, memory: MappedMemory, options: FabricOptions, bind_hosts: Sequence[str] = ()
+    ) -> None:
+        """
+        Args:
+            bind_hosts: addresses to stripe over; without them a fabric takes the control
+                connection's.
+        """
         self.memory = memory
         self._options = options
-        #: By provider and, for network providers, the local address.
-        self._fabrics: dict[tuple[str, str], _OpenFabric] = {}
+        self._bind_hosts = tuple(bind_hosts)
+        #: By provider and, for network providers, the local addresses.
+        self._fabrics: dict[tuple[str, tuple[str, ...]], _OpenFabric] = {}
 
     def open_link(
         self, provider: Provider, local_host: str, handler: Callable[[FabricEvent], None]
@@ -87,9 +95,10 @@ class FabricHub:
         Raises:
             FabricError: the provider cannot be used here.
         """
-        key = (provider, local_host if provider == "tcp" else "")
+        hosts = () if provider == "shm" else self._bind_hosts or (local_host,)
+        key = (provider, hosts)
         if key not in self._fabrics:
-            self._fabrics[key] = self._open(provider, local_host)
+            self._fabrics[key] = self._open(provider, hosts)
         opened = self._fabrics[key]
         link = FabricLink(fabric=opened.fabric, link=opened.fabric.open_link(opened.region))
         opened.handlers[link.link] = handler
@@ -121,8 +130,8 @@ class FabricHub:
             opened.fabric.close()
         self._fabrics.clear()
 
-    def _open(self, provider: Provider, local_host: str) -> _OpenFabric:
-        fabric = open_fabric(provider=provider, bind_host=local_host, options=self._options)
+    def _open(self, provider: Provider, hosts: Sequence[str]) -> _OpenFabric:
+        fabric = open_fabric(provider=provider, bind_host=hosts, options=self._options)
         try:
             region = fabric.register(self.memory.kv_address, self.memory.kv_bytes)
             for eventfd in self.memory.progress_eventfds:

@@ -196,3 +196,20 @@ def test_g4_a_stranger_that_says_nothing_does_not_disturb_the_end(
             node.status()  # its loop has taken the connection by now
             assert node.stop() == 0
         assert "Traceback" not in node.stderr()
+
+
+@pytest.mark.slow
+def test_nodes_with_several_network_cards_stripe_over_them(
+    tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    """Two addresses on one side, three on the other."""
+    tcp = ["--fabric", "tcp", *KV]
+    two = ["--fabric-bind", "127.0.0.1", "--fabric-bind", "127.0.0.2"]
+    three = [*two, "--fabric-bind", "127.0.0.3", "--fabric-core", "0"]
+    with (
+        prefiller(tiny_llama, tmp_path / "prefill.log", *tcp, *two) as source,
+        decoder(source.address, tmp_path / "decode.log", *tcp, *three) as target,
+    ):
+        for length in (40, 200):
+            prompt = prompt_of(tiny_prompt_ids, length)
+            assert target.complete(prompt, 8) == colocated(prompt, 8)
