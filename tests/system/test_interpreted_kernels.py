@@ -1,0 +1,33 @@
+"""Both nodes run the kernels interpreted: from a prompt to its tokens, over the fabric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.transformers_oracle import Oracle
+from tests.system.nodes import decoder, prefiller
+from tests.system.prompts import prompt_of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 17, 130])
+def test_tokens_are_the_oracles(
+    tiny_llama: Path,
+    tiny_oracle: Oracle,
+    tiny_prompt_ids: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    length: int,
+) -> None:
+    monkeypatch.setenv("PDX_KERNELS", "interpret")
+    fabric = ["--fabric", "tcp", "--kv-memory", "16M"]
+    prompt = prompt_of(tiny_prompt_ids, length)
+    with (
+        prefiller(tiny_llama, tmp_path / "prefill.log", *fabric) as prefill_node,
+        decoder(prefill_node.address, tmp_path / "decode.log", *fabric) as decode_node,
+    ):
+        tokens = decode_node.complete(prompt, 8)
+        decode_node.wait_clean()
+    assert tiny_oracle.greedy(prompt, 8).agrees_with(tokens)
