@@ -17,10 +17,10 @@ struct MrDmabuf {
     void* base_addr;
 };
 
-// A newer library reads members behind those of our header; they are zero.
+// A newer library reads members behind those of our header: zero them. `{}` zeroes a union's first member only.
 union MrAttributes {
-    fi_mr_attr attr;
     char room[256];
+    fi_mr_attr attr;
 };
 
 // Options of FI_OPT_ENDPOINT.
