@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
 from tests.kernels.gate.entries import ARCHS, ENTRIES
 from tests.kernels.gate.launches import Launch, launches_of
@@ -27,6 +28,8 @@ SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 MAX_REGISTERS = 255
 #: Of these figures, between a change of the code that was meant and its results being written.
 TOLERANCE = 0.1
+#: Another Triton allots other registers (scripts/constraints-cpu.txt pins it where there is no GPU).
+RECORDED_WITH = "3.6."
 #: One of so many unchanged launches is compiled again.
 SAMPLE = 10
 
@@ -105,7 +108,10 @@ def test_compiles_within_the_limits(
     request: pytest.FixtureRequest,
     results: dict[str, Any],
 ) -> None:
-    if not _is_due(launch, request.config.getoption("--everything")):
+    everything = request.config.getoption("--everything")
+    if not everything and not triton.__version__.startswith(RECORDED_WITH):
+        pytest.skip(f"the records are of Triton {RECORDED_WITH}; --everything tells differences")
+    if not _is_due(launch, everything):
         pytest.skip("unchanged and not drawn")
     found = examine(launch)
     assert not _faults(launch, needs, found)
