@@ -28,7 +28,7 @@ SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 MAX_REGISTERS = 255
 #: Of these figures, between a change of the code that was meant and its results being written.
 TOLERANCE = 0.1
-#: Another Triton allots other registers (scripts/constraints-cpu.txt pins it where there is no GPU).
+#: Another Triton allots other registers (scripts/constraints-cpu.txt pins this one).
 RECORDED_WITH = "3.6."
 #: One of so many unchanged launches is compiled again.
 SAMPLE = 10
