@@ -49,10 +49,11 @@ class Peers:
 
     def pick(self, num_tokens: int) -> DecodeLink | None:
         """The prefiller with the fewest tokens to do among those that hold the prompt."""
-        able = [link for link in self.links if link.max_prompt_len >= num_tokens]
-        self._turns = [link for link in self._turns if link in able]
-        waiting = [link for link in able if link not in self._turns]
-        return min([*waiting, *self._turns], key=self._num_queued, default=None)
+        links = self.links
+        used = [link for link in self._turns if link in links]
+        self._turns = [*(link for link in links if link not in used), *used]
+        able = [link for link in self._turns if link.max_prompt_len >= num_tokens]
+        return min(able, key=self._num_queued, default=None)
 
     def asked(self, transfer_id: int, link: DecodeLink, num_tokens: int) -> None:
         """A transfer begins."""

@@ -48,7 +48,7 @@ class RankGroup:
 
         Args:
             config: of the leader; each rank gets its own place in the group.
-            on_loading: told of the ranks' progress.
+            on_loading: told of the leader's progress, which is as far as the others'.
 
         Raises:
             PdxError: of the class that a rank reported, or WorkerError if one died.
@@ -56,7 +56,9 @@ class RankGroup:
         # Where the ranks find each other; they have no need of it once they are connected.
         folder = tempfile.mkdtemp(prefix="pdx-ranks-")
         starts = [
-            asyncio.create_task(rank.start(self._place(config, i, folder), on_loading))
+            asyncio.create_task(
+                rank.start(self._place(config, i, folder), on_loading if i == 0 else _ignore)
+            )
             for i, rank in enumerate(self._ranks)
         ]
         try:
@@ -116,6 +118,10 @@ class RankGroup:
         return msgspec.structs.replace(
             config, tp_rank=rank_idx, tp_size=len(self._ranks), rendezvous=f"{folder}/store"
         )
+
+
+def _ignore(loading: RankLoading) -> None:
+    """Of the ranks that do not lead."""
 
 
 def _errors(tasks: list[asyncio.Task[RankReady]]) -> list[BaseException]:
