@@ -183,6 +183,8 @@ ENTRIES = (
     Entry(name="decode g12 d128 page 16", call=_decode(12, 128, 16), needs=_DECODE),
     Entry(name="decode g4 d128 whole", call=_decode(4, 128, num_splits=1), needs=_DECODE),
     Entry(name="decode g4 d128 4 rows", call=_decode(4, 128, rows=4), needs=_DECODE),
+    Entry(name="decode g12 d128 2 rows", call=_decode(12, 128, rows=2), needs=_DECODE),
+    Entry(name="decode g8 d256 4 rows", call=_decode(8, 256, rows=4), needs=_DECODE),
     Entry(name="decode g12 d128 4 rows", call=_decode(12, 128, rows=4), needs=_PREFILL),
     Entry(
         name="decode g8 d64 window cap",
