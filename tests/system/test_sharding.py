@@ -180,14 +180,13 @@ def test_choices_of_one_prompt_share_its_transfer(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 100)
-    before = cluster.decoder.counts()["atoms_counted"]
     body, _ = cluster.ask(prompt, n=3)
     wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
     assert all(wanted.agrees_with(choice["token_ids"]) for choice in body["choices"])
-    cluster.decoder.wait_clean()
-    pages = -(-99 // PAGE)
-    # Two ranks: two atoms for a page and layer; larger pages: one for each of 2 heads' K and V.
-    assert cluster.decoder.counts()["atoms_counted"] - before in (pages * 3 * 2, pages * 3 * 4)
+    moved = [
+        cluster.decoder.timeline(f"{body['id']}?choice={i}")["transfer_bytes"] for i in range(3)
+    ]
+    assert moved == [-(-99 // PAGE) * PAGE * TOKEN_BYTES, 0, 0]
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
