@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 from pdx.config.model import ModelConfig
 from pdx.errors import ConfigError
 from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
@@ -58,11 +60,18 @@ def kv_layout(
 
 
 def node_layout(
-    config: ModelConfig, page_size: int, num_pages: int, dtype: str, tp_size: int
+    config: ModelConfig,
+    page_size: int,
+    num_pages: int,
+    dtype: str,
+    tp_size: int,
+    alignment: int = mmap.PAGESIZE,
 ) -> NodeLayout:
     """The layout of all ranks of a node. Raises as :func:`kv_layout` does."""
     rank = kv_layout(config, page_size, num_pages, dtype, tp_size)
-    return NodeLayout(rank=rank, tp_size=tp_size, num_kv_heads=config.num_kv_heads)
+    return NodeLayout(
+        rank=rank, tp_size=tp_size, num_kv_heads=config.num_kv_heads, alignment=alignment
+    )
 
 
 def num_pages_in(

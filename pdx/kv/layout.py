@@ -76,11 +76,14 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: int
     #: Of the model. Fewer than ranks: groups of ranks hold the same head.
     num_kv_heads: int
+    #: What each rank's memory begins at a multiple of: a page of the operating system, or a GPU's
+    #: granularity.
+    alignment: int = mmap.PAGESIZE
 
     @property
     def rank_stride_bytes(self) -> int:
-        """From one rank's memory to the next one's: whole pages of the operating system."""
-        return -(-self.rank.total_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        """From one rank's memory to the next one's; what a rank allocates."""
+        return -(-self.rank.total_bytes // self.alignment) * self.alignment
 
     @property
     def total_bytes(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import struct
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: int
     kv_layout: str
     num_pages: int
+    #: What each rank's memory begins at a multiple of, in bytes.
+    kv_alignment: int = mmap.PAGESIZE
 
     def layout(self) -> NodeLayout:
         """The node's KV memory.
@@ -52,8 +55,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             ProtocolError: no node can have such a memory.
         """
         heads, tp_size = self.num_kv_heads, self.tp_size
-        sizes = (heads, tp_size, self.num_layers, self.head_dim, self.page_size, self.num_pages)
-        splits = min(sizes) > 0 and (heads % tp_size == 0 or tp_size % heads == 0)
+        sizes = (self.num_layers, self.head_dim, self.page_size, self.num_pages, self.kv_alignment)
+        splits = min(heads, tp_size, *sizes) > 0 and (heads % tp_size == 0 or tp_size % heads == 0)
         if not splits or self.dtype not in ITEMSIZE:
             raise ProtocolError(f"a manifest describes a KV memory that cannot be: {self}")
         rank = KvLayout(
@@ -64,10 +67,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             num_pages=self.num_pages,
             itemsize=ITEMSIZE[self.dtype],
         )
-        return NodeLayout(rank=rank, tp_size=tp_size, num_kv_heads=heads)
+        return NodeLayout(
+            rank=rank, tp_size=tp_size, num_kv_heads=heads, alignment=self.kv_alignment
+        )
 
 
-_MAY_DIFFER = frozenset({"num_pages", "page_size", "tp_size"})
+_MAY_DIFFER = frozenset({"num_pages", "page_size", "tp_size", "kv_alignment"})
 
 
 def differences(ours: Manifest, theirs: Manifest, *, us: str, them: str) -> str | None:

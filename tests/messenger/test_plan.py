@@ -31,7 +31,12 @@ SIZES = [1, 2, 4, 8]
 
 
 def node(
-    tp_size: int, num_heads: int, page_size: int, num_pages: int, num_parts: int = 2
+    tp_size: int,
+    num_heads: int,
+    page_size: int,
+    num_pages: int,
+    num_parts: int = 2,
+    alignment: int = 4096,
 ) -> NodeLayout:
     """A small node; one byte a value."""
     rank = KvLayout(
@@ -43,7 +48,7 @@ def node(
         itemsize=1,
         num_parts=num_parts,
     )
-    return NodeLayout(rank=rank, tp_size=tp_size, num_kv_heads=num_heads)
+    return NodeLayout(rank=rank, tp_size=tp_size, num_kv_heads=num_heads, alignment=alignment)
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,13 @@ def cases(draw: st.DrawFn) -> Case:
     num_dst = -(-num_tokens // dst_page)
     first_page = draw(st.integers(0, num_dst - 1))
     num_src = -(-num_tokens // src_page)
-    src = node(draw(st.sampled_from(SIZES)), num_heads, src_page, num_src + 2, parts)
-    dst = node(draw(st.sampled_from(SIZES)), num_heads, dst_page, num_dst + 2, parts)
+    sides = []
+    for page, num_pages in ((src_page, num_src + 2), (dst_page, num_dst + 2)):
+        alignment = draw(st.sampled_from([4096, 16384]))
+        sides.append(
+            node(draw(st.sampled_from(SIZES)), num_heads, page, num_pages, parts, alignment)
+        )
+    src, dst = sides
     cuts = draw(st.lists(st.integers(1, num_tokens), max_size=4))
     return Case(
         src,
