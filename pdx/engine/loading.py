@@ -59,6 +59,7 @@ class LoadedModel:
             tp_size=self.layout.tp_size,
             kv_layout=_KV_LAYOUT,
             num_pages=self.layout.rank.num_pages,
+            kv_alignment=self.layout.alignment,
         )
 
     def scheduler(self) -> Scheduler:
@@ -111,18 +112,22 @@ async def load_model(
             ),
             on_loading,
         )
+        layout = node_layout(
+            *(model, config.page_size, ready.num_pages, config.dtype, config.tp_size),
+            alignment=ready.kv_alignment,
+        )
+        assert layout.rank.total_bytes == ready.kv_bytes
+        memory = NodeMemory(ranks.descriptors, layout)
     except BaseException:
         await ranks.stop()
         raise
-    layout = node_layout(model, config.page_size, ready.num_pages, config.dtype, config.tp_size)
-    assert layout.rank.total_bytes == ready.kv_bytes
     return LoadedModel(
         folder=folder,
         model=model,
         config=config,
         layout=layout,
         ranks=ranks,
-        memory=NodeMemory(ranks.descriptors, layout),
+        memory=memory,
         load_s=ready.load_s,
     )
 

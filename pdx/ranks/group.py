@@ -73,7 +73,7 @@ class RankGroup:
                 task.cancel()
             await asyncio.wait(starts)
             shutil.rmtree(folder, ignore_errors=True)
-        if len({(each.num_pages, each.kv_bytes) for each in ready}) != 1:
+        if len({(each.num_pages, each.kv_bytes, each.kv_alignment) for each in ready}) != 1:
             raise WorkerError(f"the ranks have KV memories of different sizes: {ready}")
         return ready[0]
 

@@ -10,9 +10,11 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pdx.errors import WorkerError
+from pdx.kv.cumem import GpuRange
 from pdx.kv.layout import NodeLayout
 from pdx.kv.progress import PROGRESS_BYTES
 
@@ -39,6 +41,8 @@ class RankDescriptors:
     kv_fd: int
     progress_fd: int
     progress_eventfd: int
+    #: The GPU whose memory ``kv_fd`` is; None: it is a file in the host's memory.
+    cuda_device: int | None = None
 
     def close(self) -> None:
         """Close all three."""
@@ -50,39 +54,76 @@ class NodeMemory:
     """KV pages and progress words of all ranks; owns the descriptors and the mappings."""
 
     def __init__(self, ranks: Sequence[RankDescriptors], layout: NodeLayout) -> None:
+        """
+        Raises:
+            PdxError: something cannot be mapped. The descriptors are closed then, too.
+        """
         assert len(ranks) == layout.tp_size
-        self._ranks = list(ranks)
         self.kv_bytes = layout.total_bytes
-        # Reserves the addresses; closing it unmaps whatever was mapped over it.
-        self._kv = mmap.mmap(-1, layout.total_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.kv_address = _address(self._kv)
-        for rank_idx, rank in enumerate(ranks):
-            address = self.kv_address + rank_idx * layout.rank_stride_bytes
-            _map_over(address, rank.kv_fd, layout.rank.total_bytes)
-        self._progress = [mmap.mmap(rank.progress_fd, PROGRESS_BYTES) for rank in ranks]
-        self.progress_addresses = tuple(_address(mapping) for mapping in self._progress)
-        self.progress_eventfds = tuple(rank.progress_eventfd for rank in ranks)
+        with ExitStack() as undo:
+            for rank in ranks:
+                undo.callback(rank.close)
+            self.kv_address = _map_kv(ranks, layout, undo)
+            progress = [mmap.mmap(rank.progress_fd, PROGRESS_BYTES) for rank in ranks]
+            for mapping in progress:
+                undo.callback(mapping.close)
+            self.progress_addresses = tuple(_address(mapping) for mapping in progress)
+            self.progress_eventfds = tuple(rank.progress_eventfd for rank in ranks)
+            self._undo = undo.pop_all()
 
     def close(self) -> None:
         """Unmap. Nobody may use the addresses afterwards."""
-        self._kv.close()
-        for mapping in self._progress:
-            mapping.close()
-        for rank in self._ranks:
-            rank.close()
+        self._undo.close()
 
 
-def _map_over(address: int, fd: int, num_bytes: int) -> None:
-    """Map a file at a place that is ours, in the stead of what is mapped there."""
-    flags = mmap.MAP_SHARED | _MAP_FIXED
-    mapped = _libc.mmap(address, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-    if mapped != address:
-        raise WorkerError(
-            f"a rank's KV memory of {num_bytes} bytes cannot be mapped: "
-            f"{os.strerror(ctypes.get_errno())}"
-        )
-    # As the rank does: whoever touches a page first decides its size. Refused by kernels without.
-    _libc.madvise(address, num_bytes, mmap.MADV_HUGEPAGE)
+def _map_kv(ranks: Sequence[RankDescriptors], layout: NodeLayout, undo: ExitStack) -> int:
+    """Map all ranks' KV side by side, until ``undo``; returns the address of the first."""
+    stride = layout.rank_stride_bytes
+    if ranks[0].cuda_device is None:
+        host = _HostRange(layout.tp_size * stride)
+        undo.callback(host.close)
+        for rank_idx, rank in enumerate(ranks):
+            host.map_shared(rank_idx * stride, rank.kv_fd, layout.rank.total_bytes)
+        return host.address
+    gpus = GpuRange(layout.tp_size * stride)
+    undo.callback(gpus.close)
+    for rank_idx, rank in enumerate(ranks):
+        assert rank.cuda_device is not None, "the ranks of a node are of one kind"
+        gpus.map_shared(rank_idx * stride, rank.kv_fd, stride, device=rank.cuda_device)
+    return gpus.address
+
+
+class _HostRange:
+    """A range of addresses of this process, with files of the host's memory mapped into it. What
+    GpuRange is to GPUs.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        # Reserves the addresses; closing it unmaps whatever was mapped over it.
+        self._reserved = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.address = _address(self._reserved)
+
+    def map_shared(self, offset: int, fd: int, num_bytes: int) -> None:
+        """Map a file that a rank has made; the descriptor stays the caller's.
+
+        Raises:
+            WorkerError: the system refused.
+        """
+        address = self.address + offset
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        mapped = _libc.mmap(address, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+        if mapped != address:
+            raise WorkerError(
+                f"a rank's KV memory of {num_bytes} bytes cannot be mapped: "
+                f"{os.strerror(ctypes.get_errno())}"
+            )
+        # As the rank does: whoever touches a page first decides its size. Refused by kernels
+        # without.
+        _libc.madvise(address, num_bytes, mmap.MADV_HUGEPAGE)
+
+    def close(self) -> None:
+        """Unmap everything."""
+        self._reserved.close()
 
 
 def _address(mapping: mmap.mmap) -> int:

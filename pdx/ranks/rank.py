@@ -62,7 +62,7 @@ class RankProcess:
                 case RankLoading():
                     on_loading(message)
                 case RankReady():
-                    self.descriptors = await self._receive_descriptors()
+                    self.descriptors = await self._receive_descriptors(message.cuda_device)
                     return message
                 case _:
                     kind = type(message).__name__
@@ -152,7 +152,7 @@ class RankProcess:
             chunks += data
         return bytes(chunks)
 
-    async def _receive_descriptors(self) -> RankDescriptors:
+    async def _receive_descriptors(self, cuda_device: int | None) -> RankDescriptors:
         assert self._sock is not None
         sock = self._sock
         loop = asyncio.get_running_loop()
@@ -171,7 +171,12 @@ class RankProcess:
         fds = array.array("i")
         fds.frombytes(ancillary[0][2][:fd_bytes])
         kv_fd, progress_fd, eventfd = fds
-        return RankDescriptors(kv_fd=kv_fd, progress_fd=progress_fd, progress_eventfd=eventfd)
+        return RankDescriptors(
+            kv_fd=kv_fd,
+            progress_fd=progress_fd,
+            progress_eventfd=eventfd,
+            cuda_device=cuda_device,
+        )
 
     async def _pump_stderr(self, stream: asyncio.StreamReader) -> None:
         """The rank's stderr goes to our log, and its last lines into the error if it dies."""

@@ -9,6 +9,8 @@ eventfd. From then on batches go down and outputs come up. The rank ends when th
 
 from __future__ import annotations
 
+import mmap
+
 import msgspec
 
 from pdx.request.batch import Batch, StepOutput
@@ -61,6 +63,10 @@ class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     num_pages: int
     kv_bytes: int
     load_s: float
+    #: The GPU that holds the KV memory; None: it is the host's.
+    cuda_device: int | None = None
+    #: What the KV memory's size was rounded up to a multiple of.
+    kv_alignment: int = mmap.PAGESIZE
 
 
 class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

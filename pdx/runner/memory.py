@@ -1,4 +1,6 @@
-"""Memory that the rank writes and its primary maps: KV pages and the progress word. Made once."""
+"""Memory that the rank writes and its primary maps: KV pages and the progress word. Made once, by
+the rank's main thread; all of it lives as long as the process.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ import torch
 from torch import Tensor
 
 from pdx.kernels.cpu.progress import ProgressWord
+from pdx.kv import cumem
 from pdx.kv.layout import KvLayout
 from pdx.kv.progress import PROGRESS_BYTES
 
-__all__ = ["SharedMemory", "export_kv", "export_progress", "kv_tensor"]
+__all__ = ["ExportedKv", "SharedMemory", "export_kv", "export_progress", "kv_tensor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +39,23 @@ class SharedMemory:
         return cls(fd=fd, mapping=mmap.mmap(fd, num_bytes))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedKv:
+    """What the primary needs to map the KV memory."""
+
+    fd: int
+    #: The GPU whose memory it is; None: the host's.
+    cuda_device: int | None = None
+    #: What its size was rounded up to a multiple of.
+    alignment: int = mmap.PAGESIZE
+
+
 def kv_tensor(buffer: mmap.mmap | bytearray, layout: KvLayout, dtype: torch.dtype) -> Tensor:
     """The layout's view of a buffer, [L, P, Hkv, 2, S, D]; the tensor keeps the buffer alive."""
+    return _view(torch.frombuffer(buffer, dtype=torch.uint8), layout, dtype)
+
+
+def _view(memory: Tensor, layout: KvLayout, dtype: torch.dtype) -> Tensor:
     shape = (
         layout.num_layers,
         layout.num_pages,
@@ -46,21 +64,51 @@ def kv_tensor(buffer: mmap.mmap | bytearray, layout: KvLayout, dtype: torch.dtyp
         layout.page_size,
         layout.head_dim,
     )
-    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+    return memory.view(dtype).view(shape)
 
 
-def export_kv(layout: KvLayout, dtype: torch.dtype, *, poison: bool) -> tuple[SharedMemory, Tensor]:
+def export_kv(
+    layout: KvLayout, dtype: torch.dtype, device: torch.device, *, poison: bool
+) -> tuple[ExportedKv, Tensor]:
     """KV memory for all pages, NaN in it where ``poison``: a read of what nobody wrote shows.
 
-    In huge pages where the host allows them for shared memory.
+    In huge pages where the host allows them for shared memory. The tensor keeps it mapped.
+
+    Raises:
+        PdxError: the GPU does not give it.
     """
-    memory = SharedMemory.create("pdx-kv", layout.total_bytes)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.mapping.madvise(mmap.MADV_HUGEPAGE)
-    kv = kv_tensor(memory.mapping, layout, dtype)
+    if device.type == "cuda":
+        exported, kv = _export_on_gpu(layout, dtype, device.index)
+    else:
+        memory = SharedMemory.create("pdx-kv", layout.total_bytes)
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.mapping.madvise(mmap.MADV_HUGEPAGE)
+        exported, kv = ExportedKv(fd=memory.fd), kv_tensor(memory.mapping, layout, dtype)
     if poison:
         kv.fill_(float("nan"))
-    return memory, kv
+    return exported, kv
+
+
+def _export_on_gpu(layout: KvLayout, dtype: torch.dtype, device: int) -> tuple[ExportedKv, Tensor]:
+    alignment = cumem.granularity_bytes(device)
+    num_bytes = -(-layout.total_bytes // alignment) * alignment
+    fd, mapped = cumem.create_shared(num_bytes, device=device)
+    array = _CudaArray(mapped, layout.total_bytes)
+    kv = _view(torch.as_tensor(array, device=torch.device("cuda", device)), layout, dtype)
+    return ExportedKv(fd=fd, cuda_device=device, alignment=alignment), kv
+
+
+class _CudaArray:
+    """Mapped GPU memory in the form that torch takes without a copy, and keeps alive."""
+
+    def __init__(self, mapped: cumem.GpuRange, num_bytes: int) -> None:
+        self._mapped = mapped
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (num_bytes,),
+            "data": (mapped.address, False),
+        }
 
 
 def export_progress() -> tuple[SharedMemory, int, ProgressWord]:

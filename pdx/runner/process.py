@@ -43,7 +43,7 @@ def serve(channel: Channel) -> None:
     layout = _layout(config, model_config)
     tp = join_group(config)
     model = _load(config, model_config, tp, _reporter(channel))
-    kv_memory, kv = export_kv(layout, _DTYPES[config.dtype], poison=config.poison)
+    exported, kv = export_kv(layout, _DTYPES[config.dtype], _device(config), poison=config.poison)
     progress_memory, eventfd, progress = export_progress()
     runner = ModelRunner(model, model_config, kv, layout, progress, tp, tokenless_ids)
     runner.warm_up()
@@ -51,10 +51,26 @@ def serve(channel: Channel) -> None:
     gc.collect()
     gc.freeze()
     load_s = time.perf_counter() - started
-    channel.send(RankReady(num_pages=layout.num_pages, kv_bytes=layout.total_bytes, load_s=load_s))
-    channel.send_descriptors([kv_memory.fd, progress_memory.fd, eventfd])
+    channel.send(
+        RankReady(
+            num_pages=layout.num_pages,
+            kv_bytes=layout.total_bytes,
+            load_s=load_s,
+            cuda_device=exported.cuda_device,
+            kv_alignment=exported.alignment,
+        )
+    )
+    channel.send_descriptors([exported.fd, progress_memory.fd, eventfd])
     while True:
         channel.send(runner.execute(channel.receive_batch()))
+
+
+def _device(config: RankConfig) -> torch.device:
+    """This rank's own: from a node's first GPU on, each rank has the next one."""
+    device = torch.device(config.device)
+    if device.type == "cpu":
+        return device
+    return torch.device(device.type, (device.index or 0) + config.tp_rank)
 
 
 def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:

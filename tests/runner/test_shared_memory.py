@@ -34,7 +34,7 @@ def test_both_sides_ask_for_huge_pages() -> None:
         num_layers=2, num_kv_heads=2, head_dim=16, page_size=16, num_pages=64, itemsize=4
     )
     before = _advised("memfd:pdx-kv")  # other tests' memory may not have been collected yet
-    kv, _ = export_kv(layout, torch.float32, poison=False)
+    kv, _pages = export_kv(layout, torch.float32, torch.device("cpu"), poison=False)
     progress, eventfd, _ = export_progress()
     memory = NodeMemory(
         [
