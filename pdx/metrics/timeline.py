@@ -26,8 +26,8 @@ class LandedShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Filled in by the engine that ran the request; None where a step did not happen or its clock
-    is another host's.
+    """Filled in by the engine that ran the request; None where a step did not happen, its clock
+    is another host's, or (the prefiller's) an answer of a few tokens ended before it was told.
     """
 
     prompt_len: int

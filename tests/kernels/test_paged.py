@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -213,3 +214,21 @@ def test_decode_step_over_broken_memory_is_broken() -> None:
     out = cpu_paged_attention(case.q, case.kv, case.batch, 0.3)
     assert not out[0].isnan().any()
     assert out[1].isnan().any()
+
+
+def test_chunks_of_all_lengths_are_few_shapes_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps a kernel for each shape that its attention has ever had."""
+    shapes = set()
+
+    def recorded(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
+        shapes.add((q.shape, k.shape))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, **arguments)
+
+    name = "pdx.kernels.cpu.paged_attention.scaled_dot_product_attention"
+    monkeypatch.setattr(name, recorded)
+    for cached_len in (0, 5, 100):
+        for num_tokens in range(2, 128):
+            case = Case([(cached_len, num_tokens)], 2, 2, torch.bfloat16)
+            case.append_all()
+            cpu_paged_attention(case.q, case.kv, case.batch, 0.3)
+    assert len(shapes) <= 10

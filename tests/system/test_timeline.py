@@ -17,13 +17,15 @@ from tests.system.nodes import Prefiller, decoder, wait_until
 from tests.system.prompts import prompt_of
 
 CHUNK = 64
+#: Of an answer that is surely still being written when the prefiller tells its times.
+LONG = 200
 
 
 def test_timeline_tells_of_every_step_in_order(pair: Pair, tiny_prompt_ids: list[int]) -> None:
     prompt = prompt_of(tiny_prompt_ids, 200, shift=3)
-    answer = pair.decoder.post(prompt, 24).json()
+    answer = pair.decoder.post(prompt, LONG).json()
     found = pair.decoder.timeline(answer["id"])
-    assert (found["prompt_len"], found["output_len"]) == (200, 24)
+    assert (found["prompt_len"], found["output_len"]) == (200, LONG)
     names = ["admitted_s", "dispatched_s", "prefill_start_s", "last_layer_s", "arrived_s"]
     moments = [found[name] for name in [*names, "first_token_s", "finished_s"]]
     assert all(before <= after for before, after in pairwise([0.0, *moments]))
@@ -34,7 +36,7 @@ def test_timeline_tells_of_every_chunk_and_of_what_landed(
     pair: Pair, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 200, shift=5)
-    answer = pair.decoder.post(prompt, 24).json()
+    answer = pair.decoder.post(prompt, LONG).json()
     found = pair.decoder.timeline(answer["id"])
     chunks, landed = found["chunks"], found["landed"]
     assert [chunk["end_position"] for chunk in chunks] == [CHUNK, 2 * CHUNK, 3 * CHUNK, 199]

@@ -30,6 +30,7 @@ void Batch::next_write(const WriteShape& shape, Cursor& from, std::vector<Piece>
     pieces.clear();
     uint64_t total_bytes = 0;
     uint32_t total_atoms = 0;
+    const uint64_t gather_limit = shape.gather_limit(page_bytes);
     for (; from.layer < due_layers && total_atoms < kMaxImmAtoms; step(from)) {
         const Piece atom = piece_at(from);
         Piece* last = pieces.empty() ? nullptr : &pieces.back();
@@ -38,7 +39,7 @@ void Batch::next_write(const WriteShape& shape, Cursor& from, std::vector<Piece>
             atom.dst_offset == last->dst_offset + last->num_bytes && with_atom <= shape.max_merged_bytes) {
             last->num_bytes += atom.num_bytes;
             last->atoms++;
-        } else if (!last || (pieces.size() < shape.max_pieces && with_atom <= shape.max_gathered_bytes)) {
+        } else if (!last || (pieces.size() < shape.max_pieces && with_atom <= gather_limit)) {
             pieces.push_back(atom);
         } else {
             break;

@@ -2,6 +2,7 @@
 // Pure bookkeeping, owned by the worker; nothing here calls libfabric.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -25,6 +26,14 @@ struct WriteShape {
     uint64_t max_merged_bytes;
     // Pieces are gathered while the write stays this small; larger pieces gain nothing from it.
     uint64_t max_gathered_bytes;
+    // Writes of a middle size may be slower than smaller and than larger ones: atoms that could only make such a write
+    // stay below it. Equal where the provider knows no such dip.
+    uint64_t dip_from_bytes, dip_to_bytes;
+
+    uint64_t gather_limit(uint64_t atom_bytes) const {
+        const uint64_t most = std::min(atom_bytes * max_pieces, max_gathered_bytes);
+        return most > dip_from_bytes && most < dip_to_bytes ? dip_from_bytes : most;
+    }
 };
 
 // n pages x num_layers atoms. Layer l's atoms are n runs of page_bytes.

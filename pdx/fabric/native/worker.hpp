@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "crowding.hpp"
 #include "events.hpp"
 #include "link.hpp"
 #include "sleeper.hpp"
@@ -80,6 +81,7 @@ class Worker {
     uint32_t writes_in_flight_ = 0;
     int64_t last_active_ns_ = 0, last_tend_ns_ = 0, next_beat_ns_ = 0;
     int64_t nap_ns_ = 0;
+    Crowding crowding_;
     std::thread thread_;
 
     void run();

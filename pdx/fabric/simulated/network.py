@@ -49,7 +49,7 @@ class SimulatedNetwork:
     ) -> None:
         self.conditions = conditions or Conditions()
         self.imm_layout = imm_layout or ImmLayout()
-        self.write_shape = write_shape or WriteShape()
+        self.write_shape = write_shape
         self.memory = AddressSpace()
         #: Called at each landing of pages.
         self.on_landing: Callable[[Landing], None] | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from pdx.fabric.interface import PageBatch, TransferDone
+from pdx.fabric.interface import PageBatch, Provider, TransferDone
 
 __all__ = ["Batch", "Piece", "Transfer", "TransferState", "Write", "WriteShape"]
 
@@ -26,7 +26,23 @@ class WriteShape:
     max_atoms: int = 256
     max_pieces: int = 4
     max_merged_bytes: int = 4 << 20
-    max_gathered_bytes: int = 256 << 10
+    max_gathered_bytes: int = 1 << 20
+    #: Writes between these sizes (both excluded) are slower than those of either size: atoms that
+    #: could only make such a write stay below it.
+    dip_from_bytes: int = 0
+    dip_to_bytes: int = 0
+
+    @classmethod
+    def of(cls, provider: Provider) -> WriteShape:
+        """What the native worker takes; measured, see native/providers."""
+        dips = {"tcp": (32 << 10, 256 << 10), "shm": (4 << 10, 64 << 10)}
+        dip_from, dip_to = dips.get(provider, (0, 0))
+        return cls(dip_from_bytes=dip_from, dip_to_bytes=dip_to)
+
+    def gather_limit(self, atom_bytes: int) -> int:
+        """Bytes up to which pieces of one atom each are gathered."""
+        most = min(atom_bytes * self.max_pieces, self.max_gathered_bytes)
+        return self.dip_from_bytes if self.dip_from_bytes < most < self.dip_to_bytes else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +112,7 @@ class Batch:
         layer, page = self._layer, self._page
         pieces: list[Piece] = []
         num_bytes = atoms = 0
+        gather_limit = shape.gather_limit(self._batch.page_bytes)
         while layer < self.due_layers and atoms < shape.max_atoms:
             atom = self._atom(layer, page)
             last = pieces[-1] if pieces else None
@@ -103,7 +120,7 @@ class Batch:
             if last and _neighbours(last, atom) and total <= shape.max_merged_bytes:
                 merged = last.num_bytes + atom.num_bytes
                 pieces[-1] = Piece(last.src_offset, last.dst_offset, merged)
-            elif not last or (len(pieces) < shape.max_pieces and total <= shape.max_gathered_bytes):
+            elif not last or (len(pieces) < shape.max_pieces and total <= gather_limit):
                 pieces.append(atom)
             else:
                 break

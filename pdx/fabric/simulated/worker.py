@@ -24,7 +24,7 @@ from pdx.fabric.simulated.imm import Imm
 from pdx.fabric.simulated.link import Lane, Link, LinkState, Operation, OpKind
 from pdx.fabric.simulated.liveness import Liveness
 from pdx.fabric.simulated.slots import SlotTable
-from pdx.fabric.simulated.transfer import Batch, Transfer, Write
+from pdx.fabric.simulated.transfer import Batch, Transfer, Write, WriteShape
 from pdx.fabric.simulated.words import WordWatch
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Worker:
         self._network = network
         self._node = node
         self._provider = provider
+        self._write_shape = network.write_shape or WriteShape.of(provider)
         self._tell_owner = tell
         self.liveness = Liveness(self, network, options)
         self.slots = SlotTable(network.imm_layout, self.tell)
@@ -216,7 +217,7 @@ class Worker:
         return True
 
     def _post_write(self, link: Link, lane: Lane, transfer: Transfer, batch: Batch) -> bool:
-        write, position = batch.next_write(self._network.write_shape)
+        write, position = batch.next_write(self._write_shape)
         imm = Imm(slot=transfer.slot, generation=transfer.generation, atoms=write.atoms)
         data = self._network.imm_layout.encode(imm)
         now_ns = self._network.now_ns()

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pdx.kernels.cpu.native_ops import NATIVE_DTYPES, native_ops
 from pdx.kernels.paged_batch import PagedBatch, PagedSpan
 
 __all__ = ["paged_attention"]
+
+_SHAPE_STEP = 64
 
 
 def paged_attention(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
@@ -56,16 +58,28 @@ def _decode(q: Tensor, kv: Tensor, out: Tensor, batch: PagedBatch, scale: float)
 def _attend(q: Tensor, by_head: Tensor, span: PagedSpan, scale: float) -> Tensor:
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = by_head.shape[0]
+    cached_len = span.context_len - num_tokens
+    # In bfloat16 torch compiles a kernel for each shape and keeps them all: with chunks of all
+    # lengths a rank grew by 60 MiB a minute. So chunks and contexts are filled up with zeros; a
+    # token sees none of those, because they come after it.
+    step = _SHAPE_STEP if q.dtype == torch.bfloat16 else 1
+    context_len = _round_up(span.context_len, step)
+    num_rows = context_len if cached_len == 0 else _round_up(num_tokens, step)
     # Whatever lies past the context is cut off, not masked: it may be NaN, and 0 * NaN is NaN.
     context = by_head.index_select(2, span.page_indices).flatten(2, 3)[:, :, : span.context_len]
+    context = pad(context, (0, 0, 0, context_len - span.context_len))
     k, v = context[:, 0], context[:, 1]  # [Hkv, context_len, D]
     groups = q.view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-    shape = (num_kv_heads, num_heads // num_kv_heads, span.context_len, head_dim)
+    groups = pad(groups, (0, 0, 0, num_rows - num_tokens))
+    shape = (num_kv_heads, num_heads // num_kv_heads, context_len, head_dim)
     k, v = k[:, None].expand(shape), v[:, None].expand(shape)
-    cached_len = span.context_len - num_tokens
     if cached_len == 0:
         out = scaled_dot_product_attention(groups, k, v, is_causal=True, scale=scale)
     else:
-        seen = torch.ones(num_tokens, span.context_len, dtype=torch.bool).tril_(cached_len)
+        seen = torch.ones(num_rows, context_len, dtype=torch.bool).tril_(cached_len)
         out = scaled_dot_product_attention(groups, k, v, attn_mask=seen, scale=scale)
-    return out.permute(2, 0, 1, 3).reshape(q.shape)
+    return out[:, :, :num_tokens].permute(2, 0, 1, 3).reshape(q.shape)
+
+
+def _round_up(length: int, step: int) -> int:
+    return -(-length // step) * step

@@ -70,15 +70,22 @@ def test_neighbours_are_merged_up_to_256_atoms(pair: Any, num_pages: int, writes
     assert pair.there.read(0, num_pages * 512) == pair.here.read(0, num_pages * 512)
 
 
-def test_scattered_small_pages_are_gathered_four_to_a_write(pair: Any) -> None:
+@pytest.mark.parametrize(
+    ("page_kib", "over_tcp", "over_shm"), [(4, 4, 1), (8, 4, 1), (16, 2, 4), (32, 1, 4), (64, 4, 4)]
+)
+def test_scattered_pages_are_gathered_to_writes_of_a_quick_size(
+    make_pair: Callable[..., Any], provider: str, page_kib: int, over_tcp: int, over_shm: int
+) -> None:
+    pair = make_pair(24 * page_kib << 10)
     here, there = join(pair.here, pair.there)
     pair.here.fill(3)
-    pages = list(range(0, 80, 2))
-    pair.there.call("expect", there, 1, 1, 40)
+    pages = list(range(0, 24, 2))
+    pair.there.call("expect", there, 1, 1, 12)
     transfer = pair.here.fabric.open_transfer(here, 1, 1)
-    pair.here.fabric.write(transfer, dense(pages, pages[::-1], 4096, 1, 128))
+    pair.here.fabric.write(transfer, dense(pages, pages[::-1], page_kib << 10, 1, 24))
     pair.there.wait("Arrived")
-    assert pair.here.statistics().writes_posted == 10
+    pages_a_write = over_shm if provider == "shm" else over_tcp
+    assert pair.here.statistics().writes_posted == 12 // pages_a_write
 
 
 def test_large_pages_are_not_gathered(make_pair: Callable[..., Any]) -> None:

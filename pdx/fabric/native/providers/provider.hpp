@@ -40,6 +40,8 @@ struct ProviderRules {
     bool injects = true;
     // Can register device memory from a DMA-BUF.
     bool device_memory = false;
+    // Writes between these sizes (both excluded) are slower than those of either size; see WriteShape.
+    uint64_t dip_from_bytes = 0, dip_to_bytes = 0;
     // Set before an endpoint is enabled; and read after it, where another value is refused.
     std::vector<EndpointOption> options = {}, required = {};
 
