@@ -276,6 +276,7 @@ def main() -> None:
     )
     parser.add_argument("--longest-prompt", type=int, default=400, help="tokens")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the nodes end with us
     with tempfile.TemporaryDirectory(prefix="pdx-soak-") as folder:
         sys.exit(0 if soak(arguments, Path(folder)) else 1)
 
