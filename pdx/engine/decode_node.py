@@ -142,10 +142,10 @@ class DecodeNode:
         )
 
     def aborted(self, request: DecodeRequest) -> None:
-        transfer = self._transfers.get(request.transfer_id or 0)
-        if transfer is not None and request.transfer_id is not None:
-            self._log.cancelled(request.transfer_id)
-            transfer.link.cancel(request.transfer_id)
+        transfer_id = request.transfer_id
+        if transfer_id is not None and (transfer := self._transfers.get(transfer_id)) is not None:
+            self._log.cancelled(transfer_id)
+            transfer.link.cancel(transfer_id)
 
     def wake(self) -> None:
         self._loop.wake()
@@ -246,9 +246,8 @@ class DecodeNode:
         self._loop.wake()
 
     def prefix_found(self, link: DecodeLink, transfer_id: int, num_tokens: int) -> None:
-        for request in self._bridge.requests.values():
-            if transfer_id in (request.transfer_id, request.arrived_transfer_id):
-                request.on_prefix_found(num_tokens)
+        if (request := self._told_of(transfer_id)) is not None:
+            request.on_prefix_found(num_tokens)
 
     def transfer_counted(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
         self._request_of(transfer_id).on_arrived(arrival)
@@ -284,12 +283,17 @@ class DecodeNode:
                     "--local-below lets this node compute short prompts itself",
                     link.peer,
                 )
-        for request in self._bridge.requests.values():
-            if times.transfer_id in (request.transfer_id, request.arrived_transfer_id):
-                request.times = times
+        if (request := self._told_of(times.transfer_id)) is not None:
+            request.times = times
 
     def _request_of(self, transfer_id: int) -> DecodeRequest:
         return next(r for r in self._bridge.requests.values() if r.transfer_id == transfer_id)
+
+    def _told_of(self, transfer_id: int) -> DecodeRequest | None:
+        """Whose transfer it is, or was; None where the request has ended."""
+        requests = self._bridge.requests.values()
+        own = (r for r in requests if transfer_id in (r.transfer_id, r.arrived_transfer_id))
+        return next(own, None)
 
     # ---- health ---------------------------------------------------------------------------
 

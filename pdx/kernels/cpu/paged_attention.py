@@ -67,10 +67,10 @@ def _attend(q: Tensor, by_head: Tensor, span: PagedSpan, scale: float) -> Tensor
     num_rows = context_len if cached_len == 0 else _round_up(num_tokens, step)
     # Whatever lies past the context is cut off, not masked: it may be NaN, and 0 * NaN is NaN.
     context = by_head.index_select(2, span.page_indices).flatten(2, 3)[:, :, : span.context_len]
-    context = pad(context, (0, 0, 0, context_len - span.context_len))
+    context = _filled_up(context, context_len)
     k, v = context[:, 0], context[:, 1]  # [Hkv, context_len, D]
     groups = q.view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-    groups = pad(groups, (0, 0, 0, num_rows - num_tokens))
+    groups = _filled_up(groups, num_rows)
     shape = (num_kv_heads, num_heads // num_kv_heads, context_len, head_dim)
     k, v = k[:, None].expand(shape), v[:, None].expand(shape)
     if cached_len == 0:
@@ -79,6 +79,12 @@ def _attend(q: Tensor, by_head: Tensor, span: PagedSpan, scale: float) -> Tensor
         seen = torch.ones(num_rows, context_len, dtype=torch.bool).tril_(cached_len)
         out = scaled_dot_product_attention(groups, k, v, attn_mask=seen, scale=scale)
     return out[:, :, :num_tokens].permute(2, 0, 1, 3).reshape(q.shape)
+
+
+def _filled_up(x: Tensor, num_rows: int) -> Tensor:
+    """x [..., N, D] with zeros up to ``num_rows``; itself where that is N (padding by 0 copies)."""
+    missing = num_rows - x.shape[-2]
+    return pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def _round_up(length: int, step: int) -> int:
