@@ -151,7 +151,7 @@ def test_trace_shows_requests_and_passes_also_of_a_killed_node(
     arguments = ["--kv-memory", "16M", "--trace", str(path)]
     log = tmp_path / "decode.log"
     with decoder(any_prefiller.address, log, *arguments) as node:
-        node.complete(prompt_of(tiny_prompt_ids, 200), 24)
+        node.complete(prompt_of(tiny_prompt_ids, 200, shift=17), LONG)
         # Later passes carry the first request's events out of the process.
         wait_until(
             lambda: node.complete([5], 8) and '"decode"' in path.read_text(),
