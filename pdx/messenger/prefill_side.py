@@ -60,7 +60,6 @@ class _State(enum.Enum):
     OPEN = enum.auto()
     SEALED = enum.auto()
     CANCELLED = enum.auto()
-    DONE = enum.auto()
 
 
 @dataclass(slots=True)
@@ -71,8 +70,14 @@ class _Transfer:
     state: _State = _State.QUEUED
     prefill_start_ns: int = 0
     chunks: list[ChunkTimes] = field(default_factory=list)
-    posted: int = 0
-    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """What is left of a transfer that is done: thousands are kept, and prompts are long."""
+
+    posted: int
+    failed: int
 
 
 class PrefillSide:
@@ -84,15 +89,18 @@ class PrefillSide:
 
     def __init__(self, *, src: NodeLayout, dst: NodeLayout) -> None:
         self._src, self._dst = src, dst
+        #: Those that are not done yet.
         self._transfers: dict[int, _Transfer] = {}
-        #: The last transfer of each slot; kept when done, so that a late Cancel gets its totals.
+        #: Of those that are done, until their slot is used again: a late Cancel gets them.
+        self._totals: dict[int, _Totals] = {}
+        #: The last transfer of each slot.
         self._by_slot: dict[int, int] = {}
         self._ended = False
 
     @property
     def num_open(self) -> int:
         """Transfers that are queued or not yet done."""
-        return sum(t.state is not _State.DONE for t in self._transfers.values())
+        return len(self._transfers)
 
     def on_message(self, message: ControlMessage) -> list[PrefillAction]:
         """A message of the decoder.
@@ -110,7 +118,7 @@ class PrefillSide:
 
     def refuse(self, transfer_id: int, error: RequestError) -> list[PrefillAction]:
         """The engine cannot take what was accepted; nothing has been posted."""
-        self._forget(transfer_id)
+        del self._transfers[transfer_id]
         return [_reject(transfer_id, error)]
 
     def on_chunk(
@@ -127,7 +135,9 @@ class PrefillSide:
         """The next pass computes the request's positions ``start <= i < end``, after which all
         below ``end`` are there; called before the pass is sent.
         """
-        transfer = self._transfers[transfer_id]
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None:
+            return []
         actions: list[PrefillAction] = []
         if transfer.state is _State.QUEUED:
             transfer.state = _State.OPEN
@@ -165,7 +175,9 @@ class PrefillSide:
     ) -> list[PrefillAction]:
         """A pass has scored some of the prompt's tokens."""
         transfer = self._transfers.get(transfer_id)
-        if self._ended or transfer is None or transfer.state is _State.CANCELLED:
+        cancelled = transfer is not None and transfer.state is _State.CANCELLED
+        known = transfer is not None or transfer_id in self._totals
+        if self._ended or cancelled or not known:
             return []
         message = PromptLogprobs(
             transfer_id=transfer_id, first_position=first_position, tokens=tokens, last=last
@@ -178,18 +190,15 @@ class PrefillSide:
         """The fabric is done with a transfer: sealed and complete, cancelled and drained, failed,
         or fenced.
         """
-        transfer = self._transfers[transfer_id]
-        state, transfer.state = transfer.state, _State.DONE
-        if self._by_slot.get(transfer.prefill.slot) != transfer_id:
-            self._forget(transfer_id)
-        transfer.posted, transfer.failed = posted, failed
+        transfer = self._transfers.pop(transfer_id)
+        totals = self._keep_totals(transfer_id, transfer, posted, failed)
         released = ReleaseSource(transfer_id, unproved=failed > 0)
         if self._ended:
             return [released]
-        if state is _State.CANCELLED:
-            return [released, _drained(transfer_id, transfer)]
-        if state is _State.SEALED and not failed and posted == transfer.prefill.atoms:
-            return [released, _posted(transfer_id, transfer, last_progress_ns, now_ns)]
+        if transfer.state is _State.CANCELLED:
+            return [released, _drained(transfer_id, totals)]
+        if transfer.state is _State.SEALED and not failed and posted == transfer.prefill.atoms:
+            return [released, _posted(transfer_id, transfer, posted, last_progress_ns, now_ns)]
         reason = f"{failed} writes failed, {posted} of {transfer.prefill.atoms} posted"
         message = Failed(transfer_id=transfer_id, atoms=posted, failed=failed, reason=reason)
         return [Dropped(transfer_id), released, Send(message)]
@@ -202,18 +211,17 @@ class PrefillSide:
             if transfer.state in (_State.QUEUED, _State.OPEN):
                 actions.append(Dropped(transfer_id))
             if transfer.state is _State.QUEUED:
-                self._forget(transfer_id)
-            elif transfer.state is not _State.DONE:
+                del self._transfers[transfer_id]
+            else:
                 transfer.state = _State.CANCELLED
         return actions
 
     def _on_prefill(self, message: Prefill) -> list[PrefillAction]:
-        if message.transfer_id in self._transfers:
+        if message.transfer_id in self._transfers or message.transfer_id in self._totals:
             raise ProtocolError(f"transfer {message.transfer_id} is asked for twice")
-        before = self._by_slot.get(message.slot)
         # The decoder may have counted everything before we learn that our last write is complete.
-        if before is not None and self._transfers[before].state is _State.DONE:
-            self._forget(before)
+        if (before := self._by_slot.get(message.slot)) is not None:
+            self._totals.pop(before, None)
         plan = TransferPlan(
             self._src,
             self._dst,
@@ -232,38 +240,45 @@ class PrefillSide:
 
     def _on_cancel(self, transfer_id: int) -> list[PrefillAction]:
         transfer = self._transfers.get(transfer_id)
-        if transfer is None:  # rejected before: nothing was ever posted
-            return [Send(Drained(transfer_id=transfer_id, atoms=0, failed=0))]
+        if transfer is None:
+            # Without totals it was rejected: nothing was ever posted.
+            return [_drained(transfer_id, self._totals.get(transfer_id))]
         match transfer.state:
             case _State.QUEUED:
-                transfer.state = _State.DONE
-                return [Dropped(transfer_id), _drained(transfer_id, transfer)]
+                del self._transfers[transfer_id]
+                totals = self._keep_totals(transfer_id, transfer, posted=0, failed=0)
+                return [Dropped(transfer_id), _drained(transfer_id, totals)]
             case _State.OPEN:
                 transfer.state = _State.CANCELLED
                 return [Dropped(transfer_id), CancelSend(transfer_id)]
             case _State.SEALED:
                 transfer.state = _State.CANCELLED
                 return [CancelSend(transfer_id)]
-            case _State.DONE:
-                return [_drained(transfer_id, transfer)]
             case _State.CANCELLED:
                 return []
 
-    def _forget(self, transfer_id: int) -> None:
-        transfer = self._transfers.pop(transfer_id)
-        if self._by_slot.get(transfer.prefill.slot) == transfer_id:
-            del self._by_slot[transfer.prefill.slot]
+    def _keep_totals(
+        self, transfer_id: int, transfer: _Transfer, posted: int, failed: int
+    ) -> _Totals:
+        """Of a transfer that is done; kept only where its slot was not used again meanwhile."""
+        totals = _Totals(posted, failed)
+        if self._by_slot[transfer.prefill.slot] == transfer_id:
+            self._totals[transfer_id] = totals
+        return totals
 
 
-def _drained(transfer_id: int, transfer: _Transfer) -> Send:
-    return Send(Drained(transfer_id=transfer_id, atoms=transfer.posted, failed=transfer.failed))
+def _drained(transfer_id: int, totals: _Totals | None) -> Send:
+    posted, failed = (0, 0) if totals is None else (totals.posted, totals.failed)
+    return Send(Drained(transfer_id=transfer_id, atoms=posted, failed=failed))
 
 
-def _posted(transfer_id: int, transfer: _Transfer, last_progress_ns: int, now_ns: int) -> Send:
+def _posted(
+    transfer_id: int, transfer: _Transfer, posted: int, last_progress_ns: int, now_ns: int
+) -> Send:
     return Send(
         Posted(
             transfer_id=transfer_id,
-            atoms=transfer.posted,
+            atoms=posted,
             prefill_start_ns=transfer.prefill_start_ns,
             last_layer_ns=last_progress_ns,
             posted_ns=now_ns,

@@ -9,6 +9,7 @@ only a fence stops what has been posted.
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -530,3 +531,41 @@ def test_a_side_refuses_messages_that_it_cannot_get() -> None:
     side = PrefillSide(src=LAYOUT, dst=LAYOUT)
     with pytest.raises(ProtocolError):
         side.on_message(refusal)
+
+
+def test_what_is_kept_of_a_transfer_that_is_done_is_small() -> None:
+    """A slot is used again after thousands of transfers, whose prompts would fill gigabytes."""
+    side, num_tokens, num_transfers = PrefillSide(src=LAYOUT, dst=LAYOUT), 200, 200
+    tracemalloc.start()
+    try:
+        for slot in range(1, num_transfers):
+            side.on_message(
+                Prefill(
+                    transfer_id=slot,
+                    token_ids=[1] * num_tokens,
+                    first_position=0,
+                    page_indices=list(range(num_tokens // PAGE)),
+                    slot=slot,
+                    generation=0,
+                    atoms_by_rank=[num_tokens // PAGE * LAYERS],
+                )
+            )
+            side.on_chunk(
+                slot,
+                pass_idx=slot,
+                start=0,
+                end=num_tokens,
+                last=True,
+                src_page_indices=tuple(range(num_tokens // PAGE)),
+                now_ns=0,
+            )
+            side.on_send_done(
+                slot, posted=num_tokens // PAGE * LAYERS, failed=0, last_progress_ns=0
+            )
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < num_transfers * 8 * num_tokens / 4
+    [send] = side.on_message(Cancel(transfer_id=1))
+    assert isinstance(send, Send) and isinstance(send.message, Drained)
+    assert send.message.atoms == num_tokens // PAGE * LAYERS
