@@ -6,13 +6,13 @@ Runs on the primary's event loop, like the other nodes.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from pdx.config.node import ServerConfig
 from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend_bridge import FrontendBridge
 from pdx.engine.loading import LoadedModel
 from pdx.engine.step_loop import StepLoop
+from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import PromptScores
@@ -110,7 +110,7 @@ class ColocatedNode:
             self.scheduler.start(sequence.request_id)
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
-        self._scheduled, self._pass_start_s = scheduled, time.monotonic()
+        self._scheduled, self._pass_start_s = scheduled, now_s()
 
     def after_pass(self, updates: list[SequenceUpdate]) -> None:
         for update in updates:

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 
 from pdx.config.node import ServerConfig
 from pdx.engine.decode_request import DecodeRequest
-from pdx.engine.frontend_bridge import FrontendBridge
+from pdx.engine.frontend_bridge import Frontend, FrontendBridge
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.peer import PeerConnector
 from pdx.engine.peers import Peers
 from pdx.engine.step_loop import StepLoop
 from pdx.engine.transfer_log import TransferLog
 from pdx.errors import CapacityError, InvalidRequest, RequestError
-from pdx.fabric import FabricOptions
+from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Proof, Use
 from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.control import Address
 from pdx.messenger.decode_link import Arrival, DecodeLink
-from pdx.messenger.fabric_hub import FabricHub
+from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity
 from pdx.messenger.messages import Prefill
 from pdx.messenger.plan import atoms_by_rank, transfer_bytes
@@ -55,7 +55,11 @@ class _Transfer:
 
 
 class DecodeNode:
-    """The loaded model stays the caller's, who closes it after :meth:`stop`."""
+    """The loaded model stays the caller's, who closes it after :meth:`stop`.
+
+    Args:
+        opener, frontend, slots: what a simulation replaces.
+    """
 
     def __init__(
         self,
@@ -68,14 +72,18 @@ class DecodeNode:
         fabric_bind: abc.Sequence[str] = (),
         local_below: int = 0,
         trace: TraceWriter | None = None,
+        opener: FabricOpener = open_fabric,
+        frontend: Frontend | None = None,
+        slots: SlotTable | None = None,
     ) -> None:
         self._loaded = loaded
         self._model_name = model_name
         self._identity = NodeIdentity(
             node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
         )
-        self._hub = FabricHub(mapped_memory(loaded), FabricOptions(cpu=fabric_cpu), fabric_bind)
-        self._slots = SlotTable()
+        options = FabricOptions(cpu=fabric_cpu)
+        self._hub = FabricHub(mapped_memory(loaded), options, fabric_bind, opener)
+        self._slots = slots or SlotTable()
         self.scheduler = loaded.scheduler()
         self._pool = self.scheduler.pool
         self._loop = StepLoop(
@@ -85,7 +93,7 @@ class DecodeNode:
         self.peers = Peers(
             [PeerConnector(p, self._hub, self._slots, self._identity, owner=self) for p in peers]
         )
-        self._bridge = FrontendBridge(loaded, self.scheduler, self, trace)
+        self._bridge = FrontendBridge(loaded, self.scheduler, self, trace, frontend)
         self._transfers: dict[int, _Transfer] = {}
         self._log = TransferLog()
         self._next_transfer_id = itertools.count(1)

@@ -4,7 +4,6 @@ timeline.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.messages import ChunkTimes
+from pdx.metrics.clock import now_s
 from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
 from pdx.request.batch import ScoredToken
 
@@ -30,7 +30,7 @@ class DecodeRequest:
     #: How many alternatives to score the prompt with; None: not asked, or done before a preemption.
     prompt_logprobs_wanted: int | None = None
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)
-    arrival_s: float = field(default_factory=time.monotonic)
+    arrival_s: float = field(default_factory=now_s)
     #: Tokens of the prompt that a prefix cache held, here or on the prefiller.
     num_cached: int = 0
     #: The transfer that runs now.
@@ -57,7 +57,7 @@ class DecodeRequest:
     def on_admitted(self, num_cached: int) -> None:
         """Its pages are leased. After a preemption that is told of the first time only."""
         if self.admitted_s is None:
-            self.admitted_s = time.monotonic()
+            self.admitted_s = now_s()
             self.num_cached = num_cached
 
     def on_prefix_found(self, num_tokens: int) -> None:
@@ -79,12 +79,12 @@ class DecodeRequest:
         self.num_transfers += 1
         self.transfer_bytes += num_bytes
         self.prefiller, self.provider, self.same_host = link.peer, link.provider, link.same_host
-        self.dispatched_s = time.monotonic()
+        self.dispatched_s = now_s()
 
     def on_arrived(self, arrival: Arrival) -> None:
         """The KV cache is here."""
         self.arrival = arrival
-        self.arrived_s = time.monotonic()
+        self.arrived_s = now_s()
 
     def on_ready(self) -> None:
         """The request starts."""
@@ -100,7 +100,7 @@ class DecodeRequest:
         """The rank has sampled."""
         self.output_len += num_tokens
         if self.first_token_s is None:
-            self.first_token_s = time.monotonic()
+            self.first_token_s = now_s()
 
     def timeline(self) -> RequestTimeline:
         """The finished request's timeline."""
@@ -119,7 +119,7 @@ class DecodeRequest:
             posted_s=self._since_ns(times.posted_ns if times else 0),
             arrived_s=self._since(self.arrived_s),
             first_token_s=self._since(self.first_token_s),
-            finished_s=self._since(time.monotonic()),
+            finished_s=self._since(now_s()),
             num_retries=max(self.num_transfers - 1, 0),
             chunks=self._chunks(times),
             landed=self._landed(),

@@ -37,11 +37,27 @@ from pdx.request.stream import (
 from pdx.scheduler.scheduler import Scheduler
 from pdx.scheduler.sequence import SequenceUpdate
 
-__all__ = ["FrontendBridge", "StreamOwner"]
+__all__ = ["Frontend", "FrontendBridge", "StreamOwner"]
 
 _STATUS_S = 0.1
 #: The longest between two looks at a node to which nothing happens.
 _IDLE_STATUS_S = 0.4
+
+
+class Frontend(Protocol):
+    """Whoever brings the streams and takes their tokens (FrontendProcess, or a simulation's)."""
+
+    async def start(self, config: FrontendConfig) -> FrontendReady:
+        """Start it; returns once it takes requests."""
+
+    async def receive(self) -> Submit | Abort | TransfersAsked:
+        """The next request, abort or query."""
+
+    def send(self, message: StepFrame | StreamFailed | NodeStatus | TransfersTold) -> None:
+        """Queue a message; never blocks."""
+
+    async def stop(self) -> None:
+        """End it."""
 
 
 class StreamOwner(Protocol):
@@ -65,7 +81,9 @@ class StreamOwner(Protocol):
 
 
 class FrontendBridge:
-    """Owns the frontend process and what is known of each stream besides its tokens."""
+    """Owns the frontend (a process, unless one is given) and what is known of each stream besides
+    its tokens.
+    """
 
     def __init__(
         self,
@@ -73,12 +91,13 @@ class FrontendBridge:
         scheduler: Scheduler,
         owner: StreamOwner,
         trace: TraceWriter | None = None,
+        frontend: Frontend | None = None,
     ) -> None:
         self._loaded = loaded
         self._scheduler = scheduler
         self._owner = owner
         self._trace = trace
-        self._frontend = FrontendProcess()
+        self._frontend: Frontend = frontend or FrontendProcess()
         #: By request id, which is the frontend's stream id.
         self.requests: dict[int, DecodeRequest] = {}
         #: Faults and events by name.

@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from pdx.config.engine import EngineConfig
 from pdx.config.model import ModelConfig
+from pdx.engine.step_loop import Ranks
 from pdx.kv.geometry import check_tp_size, node_layout
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import PagePool
@@ -20,9 +22,23 @@ from pdx.ranks.memory import NodeMemory
 from pdx.request.rank import RankConfig, RankLoading
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 
-__all__ = ["LoadedModel", "load_model", "mapped_memory"]
+__all__ = ["KvMemory", "LoadedModel", "load_model", "mapped_memory"]
 
 _KV_LAYOUT = "head-major"
+
+
+class KvMemory(Protocol):
+    """The ranks' memory as this process addresses it (NodeMemory, or a simulation's)."""
+
+    @property
+    def kv_address(self) -> int: ...
+    @property
+    def kv_bytes(self) -> int: ...
+    @property
+    def progress_addresses(self) -> tuple[int, ...]: ...
+    @property
+    def progress_eventfds(self) -> tuple[int, ...]: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +46,15 @@ class LoadedModel:
     """A model in ranks that are ready for batches."""
 
     folder: Path
+    #: Of the checkpoint, for :class:`Manifest`.
+    weights_id: str
+    text_id: str
     model: ModelConfig
     #: With every "auto" resolved.
     config: EngineConfig
     layout: NodeLayout
-    ranks: RankGroup
-    memory: NodeMemory
+    ranks: Ranks
+    memory: KvMemory
     load_s: float
 
     @property
@@ -47,10 +66,10 @@ class LoadedModel:
         )
 
     def manifest(self) -> Manifest:
-        """What peers compare. Reads the checkpoint's headers: milliseconds; call it once."""
+        """What peers compare."""
         return Manifest(
-            weights_id=model_id(self.folder),
-            text_id=text_id(self.folder),
+            weights_id=self.weights_id,
+            text_id=self.text_id,
             num_layers=self.layout.rank.num_layers,
             num_kv_heads=self.layout.num_kv_heads,
             head_dim=self.layout.rank.head_dim,
@@ -76,7 +95,7 @@ class LoadedModel:
     def _cache_root(self) -> str:
         """What the KV cache of given tokens depends on, as text; equal on all hosts."""
         page_size = self.layout.rank.page_size
-        return f"{model_id(self.folder)} {self.config.dtype} {page_size} {_KV_LAYOUT}"
+        return f"{self.weights_id} {self.config.dtype} {page_size} {_KV_LAYOUT}"
 
     async def close(self) -> None:
         """Stop the ranks, then unmap their memory (no fabric may use it any more)."""
@@ -117,12 +136,15 @@ async def load_model(
             alignment=ready.kv_alignment,
         )
         assert layout.rank.total_bytes == ready.kv_bytes
+        weights_id, written_id = model_id(folder), text_id(folder)
         memory = NodeMemory(ranks.descriptors, layout)
     except BaseException:
         await ranks.stop()
         raise
     return LoadedModel(
         folder=folder,
+        weights_id=weights_id,
+        text_id=written_id,
         model=model,
         config=config,
         layout=layout,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused
@@ -17,6 +16,7 @@ from pdx.messenger.fabric_hub import FabricHub
 from pdx.messenger.handshake import NodeIdentity, describe, greet
 from pdx.messenger.messages import Description
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.clock import now_s
 
 __all__ = ["PeerConnector", "describe_with_patience"]
 
@@ -37,7 +37,7 @@ async def describe_with_patience(
         PeerLost: none was there for ``timeout_s`` seconds.
         PeerError: what is there is no prefiller of this protocol.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = now_s() + timeout_s
     backoff_s = _FIRST_BACKOFF_S
     while True:
         for address in addresses:
@@ -45,7 +45,7 @@ async def describe_with_patience(
                 return await describe(address, timeout_s=_DESCRIBE_TIMEOUT_S)
             except PeerLost as lost:
                 error = lost
-                left_s = max(0.0, deadline - time.monotonic())
+                left_s = max(0.0, deadline - now_s())
                 on_wait(f"waiting for the prefiller at {address} ({left_s:.0f} s left): {error}")
         if left_s <= 0:
             named = " or ".join(map(str, addresses))

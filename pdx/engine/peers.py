@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 from pdx.engine.peer import PeerConnector
 from pdx.errors import FabricError, PeerError, PeerRefused
 from pdx.messenger.decode_link import DecodeLink
+from pdx.metrics.clock import now_s
 
 __all__ = ["Peers"]
 
@@ -71,7 +71,7 @@ class Peers:
             PeerRefused: one refused us for good.
             PeerError, FabricError: none worked for ``timeout_s`` seconds.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = now_s() + timeout_s
         backoff_s = _FIRST_BACKOFF_S
         while True:
             for connector in self._connectors:
@@ -82,7 +82,7 @@ class Peers:
                 except (PeerError, FabricError) as error:
                     failure = error
                     on_wait(f"connecting to {connector.address}: {error.message}")
-            if time.monotonic() >= deadline:
+            if now_s() >= deadline:
                 raise failure
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.step_loop import StepLoop
 from pdx.errors import InvalidRequest, PdxError, PeerError
-from pdx.fabric import FabricOptions
+from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Use
 from pdx.messenger.control import Address, ControlConnection, reachable
-from pdx.messenger.fabric_hub import FabricHub
+from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.messages import Description, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
@@ -58,6 +58,7 @@ class PrefillNode:
         listener: where decoders connect; the node closes it when it stops.
         fabric_cpu: core to pin the fabric's worker to.
         fabric_bind: addresses of the network cards to stripe over.
+        opener: where its fabrics come from.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class PrefillNode:
         fabric: FabricChoice,
         fabric_cpu: int | None = None,
         fabric_bind: Sequence[str] = (),
+        opener: FabricOpener = open_fabric,
     ) -> None:
         self._loaded = loaded
         self._listener = listener
@@ -78,7 +80,8 @@ class PrefillNode:
         self._identity = NodeIdentity(
             node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
         )
-        self._hub = FabricHub(mapped_memory(loaded), FabricOptions(cpu=fabric_cpu), fabric_bind)
+        options = FabricOptions(cpu=fabric_cpu)
+        self._hub = FabricHub(mapped_memory(loaded), options, fabric_bind, opener)
         self.scheduler = loaded.scheduler()
         self._loop = StepLoop(
             self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s

@@ -7,16 +7,33 @@ the scheduler (a submit, an abort, an arrival) calls :meth:`StepLoop.wake`.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Protocol
 
 from pdx.errors import WorkerError
+from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
-from pdx.ranks.group import RankGroup
+from pdx.request.batch import Batch, StepOutput
 from pdx.scheduler.scheduler import ScheduledPass, Scheduler
 from pdx.scheduler.sequence import SequenceUpdate
 
-__all__ = ["Role", "StepLoop"]
+__all__ = ["Ranks", "Role", "StepLoop"]
+
+
+class Ranks(Protocol):
+    """All ranks of a node as one (RankGroup, or a simulation's)."""
+
+    async def run(self, batch: Batch) -> StepOutput:
+        """Run one pass on all ranks.
+
+        Raises:
+            PdxError: a rank failed or died; the node must stop.
+        """
+
+    async def died(self) -> WorkerError:
+        """Wait until a rank ends, which none should; returns why."""
+
+    async def stop(self) -> None:
+        """End all ranks. Keeps their memory mapped."""
 
 
 class Role(Protocol):
@@ -38,7 +55,7 @@ class StepLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        ranks: RankGroup,
+        ranks: Ranks,
         role: Role,
         *,
         watchdog_s: float,
@@ -51,7 +68,7 @@ class StepLoop:
         self._woken = asyncio.Event()
         self._trace = trace
         #: CLOCK_MONOTONIC when the last pass ended, seconds.
-        self.last_pass_s = time.monotonic()
+        self.last_pass_s = now_s()
         self.num_passes = 0
 
     def wake(self) -> None:
@@ -72,7 +89,7 @@ class StepLoop:
                 await self._woken.wait()
                 continue
             self._role.before_pass(scheduled)
-            start_s = time.monotonic()
+            start_s = now_s()
             try:
                 async with asyncio.timeout(self._watchdog_s):
                     output = await self._ranks.run(scheduled.batch)
@@ -82,7 +99,7 @@ class StepLoop:
                     f"in {self._watchdog_s:g} s"
                 ) from None
             self.num_passes += 1
-            self.last_pass_s = time.monotonic()
+            self.last_pass_s = now_s()
             if self._trace is not None:
                 steps = scheduled.batch.steps
                 num_tokens = sum(step.num_tokens for step in steps)

@@ -5,13 +5,13 @@ Owned by the decode node's event loop.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
 from pdx.kv.pages import Proof
 from pdx.messenger.decode_link import DecodeLink
 from pdx.messenger.messages import Prefill
+from pdx.metrics.clock import now_s
 from pdx.metrics.transfers import Transfers, TransferState, TransferView
 
 __all__ = ["TransferLog"]
@@ -28,7 +28,7 @@ class _Entry:
     num_bytes: int
     atoms: int
     #: CLOCK_MONOTONIC seconds, as all here.
-    start_s: float = field(default_factory=time.monotonic)
+    start_s: float = field(default_factory=now_s)
     end_s: float | None = None
     state: TransferState = "landing"
     is_settled: bool = False
@@ -38,9 +38,9 @@ class _Entry:
     def end(self, state: TransferState, reason: str | None = None) -> None:
         """Only the first end counts."""
         if self.end_s is None:
-            self.state, self.reason, self.end_s = state, reason, time.monotonic()
+            self.state, self.reason, self.end_s = state, reason, now_s()
 
-    def view(self, now_s: float) -> TransferView:
+    def view(self, at_s: float) -> TransferView:
         landed = self.atoms_landed
         if not self.is_settled:
             landed = self.link.atoms_landed(self.transfer_id)
@@ -54,7 +54,7 @@ class _Entry:
             num_bytes=self.num_bytes,
             atoms=self.atoms,
             atoms_landed=landed,
-            age_s=now_s - self.start_s,
+            age_s=at_s - self.start_s,
             duration_s=None if self.end_s is None else self.end_s - self.start_s,
             reason=self.reason,
         )
@@ -69,10 +69,10 @@ class TransferLog:
 
     def views(self) -> Transfers:
         """All that is remembered."""
-        now_s = time.monotonic()
+        at_s = now_s()
         return Transfers(
-            live=[entry.view(now_s) for entry in self._live.values()],
-            recent=[entry.view(now_s) for entry in self._recent],
+            live=[entry.view(at_s) for entry in self._live.values()],
+            recent=[entry.view(at_s) for entry in self._recent],
         )
 
     def started(self, prefill: Prefill, link: DecodeLink, num_bytes: int) -> None:

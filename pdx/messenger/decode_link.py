@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +39,7 @@ from pdx.messenger.decode_side import DecodeSide, TransferTimeouts
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
 from pdx.messenger.messages import ControlMessage, Goodbye, Prefill, Welcome
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.clock import now_s
 from pdx.request.batch import ScoredToken
 
 __all__ = ["Arrival", "DecodeLink", "DecodeLinkOwner"]
@@ -159,7 +159,7 @@ class DecodeLink:
                 if isinstance(message, Goodbye):
                     self.end(f"the prefiller said goodbye: {message.reason}")
                 else:
-                    self._apply(self._side.on_message(message, time.monotonic()))
+                    self._apply(self._side.on_message(message, now_s()))
         except (PeerLost, ProtocolError) as error:
             self.end(error.message)
         ticker.cancel()
@@ -174,7 +174,7 @@ class DecodeLink:
 
     def cancel(self, transfer_id: int) -> None:
         """The engine does not want a transfer any more; it is settled later."""
-        self._apply(self._side.cancel(transfer_id, time.monotonic()))
+        self._apply(self._side.cancel(transfer_id, now_s()))
 
     def end(self, reason: str) -> None:
         """End the link: lose its transfers, fence its endpoint. Idempotent."""
@@ -229,7 +229,7 @@ class DecodeLink:
                 continue
             fabric = self._fabric_link.fabric
             counts = {pair: fabric.count(*pair) for pair in self._side.watched()}
-            self._apply(self._side.on_tick(time.monotonic(), counts))
+            self._apply(self._side.on_tick(now_s(), counts))
 
     def _apply(self, actions: list[DecodeAction]) -> None:
         for action in actions:

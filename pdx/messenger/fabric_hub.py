@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pdx.errors import FabricError
 from pdx.fabric import (
@@ -23,9 +24,21 @@ from pdx.fabric import (
     open_fabric,
 )
 
-__all__ = ["FabricHub", "FabricLink", "MappedMemory", "host_identity"]
+__all__ = ["FabricHub", "FabricLink", "FabricOpener", "MappedMemory", "host_identity"]
 
 logger = logging.getLogger(__name__)
+
+
+class FabricOpener(Protocol):
+    """Where fabrics come from (:func:`open_fabric`, or a simulation)."""
+
+    def __call__(
+        self, *, provider: Provider, bind_host: Sequence[str], options: FabricOptions
+    ) -> Fabric:
+        """
+        Raises:
+            FabricError: the provider cannot be used here.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +84,11 @@ class FabricHub:
     """Owns the fabrics; closed last of all that the messenger owns."""
 
     def __init__(
-        self, memory: MappedMemory, options: FabricOptions, bind_hosts: Sequence[str] = ()
+        self,
+        memory: MappedMemory,
+        options: FabricOptions,
+        bind_hosts: Sequence[str] = (),
+        opener: FabricOpener = open_fabric,
     ) -> None:
         """
         Args:
@@ -81,6 +98,7 @@ class FabricHub:
         self.memory = memory
         self._options = options
         self._bind_hosts = tuple(bind_hosts)
+        self._opener = opener
         #: By provider and, for network providers, the local addresses.
         self._fabrics: dict[tuple[str, tuple[str, ...]], _OpenFabric] = {}
 
@@ -131,7 +149,7 @@ class FabricHub:
         self._fabrics.clear()
 
     def _open(self, provider: Provider, hosts: Sequence[str]) -> _OpenFabric:
-        fabric = open_fabric(provider=provider, bind_host=hosts, options=self._options)
+        fabric = self._opener(provider=provider, bind_host=hosts, options=self._options)
         try:
             region = fabric.register(self.memory.kv_address, self.memory.kv_bytes)
             for eventfd in self.memory.progress_eventfds:

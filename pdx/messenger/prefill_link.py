@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Protocol
 
 from pdx.errors import FabricError, PeerLost, ProtocolError, RequestError
@@ -42,6 +41,7 @@ from pdx.messenger.control import ControlConnection
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
 from pdx.messenger.messages import Goodbye, Hello, Prefill
 from pdx.messenger.prefill_side import PrefillSide
+from pdx.metrics.clock import now_ns
 from pdx.request.batch import PromptScores
 
 __all__ = ["PrefillLink", "PrefillLinkOwner"]
@@ -152,13 +152,13 @@ class PrefillLink:
             end=end,
             last=last,
             src_page_indices=src_page_indices,
-            now_ns=time.monotonic_ns(),
+            now_ns=now_ns(),
         )
         self._apply(actions)
 
     def on_chunk_done(self, transfer_id: int) -> None:
         """The pass with the transfer's latest chunk has been taken in."""
-        self._side.on_chunk_done(transfer_id, time.monotonic_ns())
+        self._side.on_chunk_done(transfer_id, now_ns())
 
     def on_scores(self, transfer_id: int, scores: PromptScores, *, last: bool) -> None:
         """A pass has scored some of the prompt's tokens."""
@@ -201,7 +201,7 @@ class PrefillLink:
             posted=event.posted_atoms,
             failed=event.failed_atoms,
             last_progress_ns=event.last_progress_ns or 0,
-            now_ns=time.monotonic_ns(),
+            now_ns=now_ns(),
         )
         self._apply(actions)
 
