@@ -326,6 +326,9 @@ class Fabric(Protocol):
     def expect(self, link: int, slot: int, generation: int, atoms: int) -> None:
         """Start to count: from its return on, atoms with this slot and generation are counted.
 
+        One number for whatever part of the region they go to: one worker reaps them all, each is
+        posted once and arrives once at most, so that a sum is short by exactly what is missing.
+
         Raises:
             FabricError: also when the slot is armed already.
         """

@@ -14,9 +14,11 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """``[layer][page][kv head][part][token in page][head_dim]``, dense, on one rank.
 
     The parts are K and V. They lie side by side, so that a page of one layer, and any slice of its
-    heads, is one contiguous run (what one remote write moves). All strides are bytes.
+    heads, is one contiguous run (what one remote write moves). All strides are bytes. Behind the
+    pages lie the tails: one place each for what a transfer brings besides KV.
     """
 
+    #: Those that draft come last.
     num_layers: int
     #: Heads that this rank holds.
     num_kv_heads: int
@@ -28,6 +30,11 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     itemsize: int
     #: K and V; 1 where a token has one record for both (MLA: a head of latent and rope).
     num_parts: int = 2
+    #: Of the layers; they need the token after a position, so they lack a prompt's last one.
+    num_draft_layers: int = 0
+    #: Bytes of one tail: the hidden state after the last layer, which a draft begins with.
+    tail_bytes: int = 0
+    num_tails: int = 0
 
     @property
     def token_run_bytes(self) -> int:
@@ -51,7 +58,12 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """All layers of all pages."""
+        """All layers of all pages, and the tails."""
+        return self.tails_offset_bytes + self.num_tails * self.tail_bytes
+
+    @property
+    def tails_offset_bytes(self) -> int:
+        """Where the tails begin: behind all layers of all pages."""
         return self.num_layers * self.layer_stride_bytes
 
     @property
@@ -69,7 +81,11 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV memory of all ranks of a node: one range of addresses, rank after rank."""
+    """The KV memory of all ranks of a node: one range of addresses, rank after rank.
+
+    A node with data parallel attention has ``dp_size`` groups of ``tp_size`` ranks, group after
+    group. Each group holds the whole model's heads, and has requests and pages of its own.
+    """
 
     #: Of every rank.
     rank: KvLayout
@@ -79,6 +95,7 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     #: What each rank's memory begins at a multiple of: a page of the operating system, or a GPU's
     #: granularity.
     alignment: int = mmap.PAGESIZE
+    dp_size: int = 1
 
     @property
     def rank_stride_bytes(self) -> int:
@@ -88,15 +105,20 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total_bytes(self) -> int:
         """From the first rank's memory to the end of the last one's."""
-        return (self.tp_size - 1) * self.rank_stride_bytes + self.rank.total_bytes
+        num_ranks = self.dp_size * self.tp_size
+        return (num_ranks - 1) * self.rank_stride_bytes + self.rank.total_bytes
+
+    def rank_offset_bytes(self, dp_rank: int, rank_idx: int) -> int:
+        """Where the memory of one rank of a group begins."""
+        return (dp_rank * self.tp_size + rank_idx) * self.rank_stride_bytes
 
     @property
     def num_replicas(self) -> int:
-        """How many ranks hold each head."""
+        """How many ranks of a group hold each head."""
         return max(1, self.tp_size // self.num_kv_heads)
 
     def heads(self, rank_idx: int) -> range:
-        """The model's heads that a rank holds."""
+        """The model's heads that a rank holds: its place in its group says so."""
         return kv_heads_of_rank(self.num_kv_heads, self.tp_size, rank_idx)
 
 

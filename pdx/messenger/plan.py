@@ -6,7 +6,11 @@ the page sizes are equal, else their greatest common divisor. A decoder's rank g
 it holds, each from one prefiller's rank that holds them too (:class:`Share`). An *atom* is
 
 - with equal page sizes: a share's heads of one page of one layer, contiguous on both sides;
-- else: one run of one part (K or V) of one head of one layer.
+- else: one run of one part (K or V) of one head of one layer;
+- the tail, for each destination rank, where one is planned: what a draft begins with.
+
+Layers that draft lack a prompt's last position, so they have a range of their own. A node with data
+parallel attention is as many destinations as it has groups of ranks.
 
 Everything goes by position, so nothing is ever paired by its place in a list. Plans name pages and
 layers' strides; the fabric's worker expands layers. docs/sharding.md draws each case.
@@ -14,6 +18,7 @@ layers' strides; the fabric's worker expands layers. docs/sharding.md draws each
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,11 +31,13 @@ from pdx.fabric import PageBatch
 from pdx.kv.layout import KvLayout, NodeLayout
 
 __all__ = [
+    "LayerRange",
     "RankBatch",
     "SendCursor",
     "Share",
     "TransferPlan",
     "atoms_by_rank",
+    "layer_ranges",
     "shares",
     "transfer_bytes",
 ]
@@ -52,21 +59,34 @@ class Share:
 class RankBatch:
     """Pages that one source rank's progress sets off."""
 
+    #: Counted over all groups of ranks.
     src_rank: int
+    #: The step of a pass that the batch's first layer is: tails follow the last layer.
+    first_step: int
     batch: PageBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRange:
+    """Neighbouring layers, and the positions below which their KV moves."""
+
+    first_layer: int
+    num_layers: int
+    num_tokens: int
 
 
 def shares(src: NodeLayout, dst: NodeLayout, transfer_id: int) -> tuple[Share, ...]:
     """Who writes what for whom: every head of every destination rank once.
 
-    Where several source ranks hold a head, each transfer and each destination replica takes the
-    next one of them, so that all of them (and their network cards) work.
+    Ranks that hold all heads once are a set. Where the source has several, each transfer shuffles
+    them and deals them out to the destination's sets, so that all of them (and their network cards)
+    work, whatever comes in turn.
     """
     found = []
+    order = _shuffled(src.num_replicas, transfer_id)
     for dst_rank in range(dst.tp_size):
         wanted = dst.heads(dst_rank)
-        dst_replica = dst_rank % dst.num_replicas
-        src_replica = (transfer_id + dst_replica) % src.num_replicas
+        src_replica = order[dst_rank % dst.num_replicas % src.num_replicas]
         for src_rank in range(src_replica, src.tp_size, src.num_replicas):
             held = src.heads(src_rank)
             first, stop = max(wanted.start, held.start), min(wanted.stop, held.stop)
@@ -82,38 +102,70 @@ def shares(src: NodeLayout, dst: NodeLayout, transfer_id: int) -> tuple[Share, .
     return tuple(found)
 
 
+def _shuffled(count: int, seed: int) -> list[int]:
+    """``range(count)`` in an order that is equal on all hosts and in all versions of Python."""
+    return sorted(
+        range(count),
+        key=lambda i: hashlib.blake2b(b"%d %d" % (seed, i), digest_size=8).digest(),
+    )
+
+
+def layer_ranges(layout: NodeLayout, num_tokens: int) -> tuple[LayerRange, ...]:
+    """What is wanted of a prompt of ``num_tokens``, its last one (which is decoded) apart."""
+    num_draft = layout.rank.num_draft_layers
+    num_target = layout.rank.num_layers - num_draft
+    target = LayerRange(first_layer=0, num_layers=num_target, num_tokens=num_tokens)
+    if not num_draft:
+        return (target,)
+    draft = LayerRange(first_layer=num_target, num_layers=num_draft, num_tokens=num_tokens - 1)
+    return (target, draft)
+
+
 def _run_len(src: NodeLayout, dst: NodeLayout) -> int:
     return math.gcd(src.rank.page_size, dst.rank.page_size)
 
 
-def _atoms_per_run(src: NodeLayout, dst: NodeLayout, share: Share) -> int:
-    """Over all layers."""
-    equal = src.rank.page_size == dst.rank.page_size
-    return src.rank.num_layers * (1 if equal else share.num_heads * src.rank.num_parts)
+def _num_layer_runs(src: NodeLayout, dst: NodeLayout, first_position: int, num_tokens: int) -> int:
+    """Runs of all layers together."""
+    run_len = _run_len(src, dst)
+    first_run = first_position // run_len
+    return sum(
+        each.num_layers * max(0, -(-each.num_tokens // run_len) - first_run)
+        for each in layer_ranges(src, num_tokens)
+    )
 
 
 def atoms_by_rank(
-    src: NodeLayout, dst: NodeLayout, transfer_id: int, first_position: int, num_tokens: int
+    src: NodeLayout,
+    dst: NodeLayout,
+    transfer_id: int,
+    first_position: int,
+    num_tokens: int,
+    *,
+    tail: bool = False,
 ) -> list[int]:
-    """Atoms that each destination rank counts for positions ``first_position <= i < num_tokens``.
+    """Atoms that each rank of the destination counts for positions
+    ``first_position <= i < num_tokens``.
 
     Args:
         first_position: a multiple of the destination's page size.
+        tail: whether the tail comes too.
     """
-    run_len = _run_len(src, dst)
-    num_runs = -(-num_tokens // run_len) - first_position // run_len
-    atoms = [0] * dst.tp_size
+    num_runs = _num_layer_runs(src, dst, first_position, num_tokens)
+    equal = src.rank.page_size == dst.rank.page_size
+    atoms = [int(tail)] * dst.tp_size
     for share in shares(src, dst, transfer_id):
-        atoms[share.dst_rank] += num_runs * _atoms_per_run(src, dst, share)
+        atoms[share.dst_rank] += num_runs * (1 if equal else share.num_heads * src.rank.num_parts)
     return atoms
 
 
-def transfer_bytes(src: NodeLayout, dst: NodeLayout, first_position: int, num_tokens: int) -> int:
-    """What moves for these positions: whole runs, for each destination rank."""
-    run_len = _run_len(src, dst)
-    num_runs = -(-num_tokens // run_len) - first_position // run_len
-    token_bytes = dst.tp_size * dst.rank.num_layers * dst.rank.page_bytes // dst.rank.page_size
-    return num_runs * run_len * token_bytes
+def transfer_bytes(
+    src: NodeLayout, dst: NodeLayout, first_position: int, num_tokens: int, *, tail: bool = False
+) -> int:
+    """What moves for these positions: whole runs, and the tail, for each destination rank."""
+    num_runs = _num_layer_runs(src, dst, first_position, num_tokens)
+    run_bytes = _run_len(src, dst) * dst.rank.page_bytes // dst.rank.page_size
+    return dst.tp_size * (num_runs * run_bytes + tail * dst.rank.tail_bytes)
 
 
 class TransferPlan:
@@ -121,6 +173,8 @@ class TransferPlan:
 
     Args:
         dst_page_indices: the decoder's pages for positions ``first_position`` onwards, in order.
+        src_group, dst_group: the groups of ranks that compute and want it.
+        dst_tail: the tail's place on the decoder; None: none is wanted.
     """
 
     def __init__(
@@ -132,14 +186,22 @@ class TransferPlan:
         num_tokens: int,
         first_position: int,
         dst_page_indices: list[int],
+        src_group: int = 0,
+        dst_group: int = 0,
+        dst_tail: int | None = None,
     ) -> None:
+        assert 0 <= src_group < src.dp_size and 0 <= dst_group < dst.dp_size
+        assert dst_tail is None or 0 <= dst_tail < dst.rank.num_tails
         self._src, self._dst = src, dst
+        self._src_group, self._dst_group = src_group, dst_group
+        self._dst_tail = dst_tail
         self._transfer_id = transfer_id
         self.num_tokens = num_tokens
         self.first_position = first_position
         self._dst_page_indices = dst_page_indices
         self._shares = shares(src, dst, transfer_id)
         self.run_len = _run_len(src, dst)
+        self.ranges = layer_ranges(src, num_tokens)
 
     def check(self, atoms: list[int]) -> None:
         """Compare with what the decoder declared.
@@ -157,7 +219,12 @@ class TransferPlan:
                 param="first_position",
             )
         planned = atoms_by_rank(
-            self._src, self._dst, self._transfer_id, self.first_position, self.num_tokens
+            self._src,
+            self._dst,
+            self._transfer_id,
+            self.first_position,
+            self.num_tokens,
+            tail=self._dst_tail is not None,
         )
         num_pages = -(-self.num_tokens // page_size) - self.first_position // page_size
         pages = self._dst_page_indices
@@ -180,9 +247,9 @@ class TransferPlan:
         return np.array(self._dst_page_indices, np.int64)
 
     def batches(
-        self, src_page_indices: tuple[int, ...], first_run: int, stop_run: int
+        self, layers: LayerRange, src_page_indices: tuple[int, ...], first_run: int, stop_run: int
     ) -> tuple[RankBatch, ...]:
-        """The writes of runs ``first_run <= i < stop_run``, all layers of them.
+        """The writes of runs ``first_run <= i < stop_run`` of these layers.
 
         Args:
             src_page_indices: the prefiller's pages by position, from position 0.
@@ -197,20 +264,61 @@ class TransferPlan:
         src = _places(self._src.rank, src_pages, positions, first_page * page_size)
         dst = _places(self._dst.rank, self._dst_pages, positions, self.first_position)
         return tuple(
-            RankBatch(src_rank=share.src_rank, batch=self._batch(share, src, dst))
+            RankBatch(
+                src_rank=self._word(share),
+                first_step=layers.first_layer,
+                batch=self._batch(share, layers, src, dst),
+            )
             for share in self._shares
         )
 
-    def _batch(self, share: Share, src: _Places, dst: _Places) -> PageBatch:
+    def tail(self, src_tail: int) -> tuple[RankBatch, ...]:
+        """The writes of the tail, if it is wanted: each rank's from one that writes it heads.
+
+        Args:
+            src_tail: the tail's place on the prefiller.
+        """
+        if self._dst_tail is None:
+            return ()
+        src, dst = self._src.rank, self._dst.rank
+        writer_of = {share.dst_rank: share for share in self._shares}
+        return tuple(
+            RankBatch(
+                src_rank=self._word(share),
+                first_step=src.num_layers,
+                batch=PageBatch(
+                    src_pages=np.array([src_tail], np.uint32),
+                    dst_pages=np.array([self._dst_tail], np.uint32),
+                    page_bytes=dst.tail_bytes,
+                    num_layers=1,
+                    src_offset=self._src_offset(share) + src.tails_offset_bytes,
+                    dst_offset=self._dst_offset(share) + dst.tails_offset_bytes,
+                    src_layer_stride=0,
+                    dst_layer_stride=0,
+                ),
+            )
+            for share in writer_of.values()
+        )
+
+    def _word(self, share: Share) -> int:
+        return self._src_group * self._src.tp_size + share.src_rank
+
+    def _src_offset(self, share: Share) -> int:
+        return self._src.rank_offset_bytes(self._src_group, share.src_rank)
+
+    def _dst_offset(self, share: Share) -> int:
+        return self._dst.rank_offset_bytes(self._dst_group, share.dst_rank)
+
+    def _batch(self, share: Share, layers: LayerRange, src: _Places, dst: _Places) -> PageBatch:
         src_layout, dst_layout = self._src.rank, self._dst.rank
-        src_offset = share.src_rank * self._src.rank_stride_bytes
-        dst_offset = share.dst_rank * self._dst.rank_stride_bytes
+        src_offset = self._src_offset(share) + layers.first_layer * src_layout.layer_stride_bytes
+        dst_offset = self._dst_offset(share) + layers.first_layer * dst_layout.layer_stride_bytes
         if src_layout.page_size == dst_layout.page_size:
             return PageBatch(
                 src_pages=src.pages.astype(np.uint32),
                 dst_pages=dst.pages.astype(np.uint32),
                 page_bytes=share.num_heads * src_layout.head_bytes,
-                num_layers=src_layout.num_layers,
+                num_layers=layers.num_layers,
                 src_offset=src_offset + share.src_head * src_layout.head_bytes,
                 dst_offset=dst_offset + share.dst_head * dst_layout.head_bytes,
                 src_layer_stride=src_layout.layer_stride_bytes,
@@ -223,7 +331,7 @@ class TransferPlan:
             src_pages=self._runs(src_layout, src, share.src_head, share.num_heads),
             dst_pages=self._runs(dst_layout, dst, share.dst_head, share.num_heads),
             page_bytes=self.run_len * src_layout.token_run_bytes,
-            num_layers=src_layout.num_layers,
+            num_layers=layers.num_layers,
             src_offset=src_offset,
             dst_offset=dst_offset,
             src_layer_stride=src_layout.layer_stride_bytes,
@@ -265,7 +373,7 @@ class SendCursor:
 
     def __init__(self, plan: TransferPlan) -> None:
         self._plan = plan
-        self._next_run = plan.first_position // plan.run_len
+        self._next_run = dict.fromkeys(plan.ranges, plan.first_position // plan.run_len)
 
     def advance(
         self, src_page_indices: tuple[int, ...], end: int, *, last: bool
@@ -273,6 +381,9 @@ class SendCursor:
         """What becomes complete when positions below ``end`` are computed."""
         plan = self._plan
         assert not last or end == plan.num_tokens
-        stop = -(-end // plan.run_len) if last else end // plan.run_len
-        first, self._next_run = self._next_run, max(self._next_run, stop)
-        return plan.batches(src_page_indices, first, stop)
+        batches: tuple[RankBatch, ...] = ()
+        for layers, first in self._next_run.items():
+            stop = -(-layers.num_tokens // plan.run_len) if last else end // plan.run_len
+            self._next_run[layers] = max(first, stop)
+            batches += plan.batches(layers, src_page_indices, first, stop)
+        return batches

@@ -274,10 +274,11 @@ class PrefillLink:
     def _apply_to_send(self, fabric: Fabric, send: int, action: Arm | Seal | CancelSend) -> None:
         match action:
             case Arm(batches=batches, pass_idx=pass_idx):
-                first_value = layer_value(pass_idx, 0, self._layout.rank.num_layers)
+                num_layers = self._layout.rank.num_layers
                 words = self._hub.memory.progress_addresses
                 for each in batches:
                     word = words[each.src_rank]
+                    first_value = layer_value(pass_idx, each.first_step, num_layers)
                     fabric.arm(send, each.batch, word_address=word, first_value=first_value)
             case Seal():
                 fabric.seal(send)
