@@ -44,6 +44,16 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_qwen3_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3-MoE in the hub's layout: a tensor per expert, one layer without experts."""
+    from tests.oracle.tiny_checkpoint import QWEN3_MOE, write_hub_layout
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen3-moe"
+    write_hub_layout(QWEN3_MOE, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_prompt_ids() -> list[int]:
     """244 ids of ordinary text for the tiny models, BOS first; take a prefix."""
     from tests.oracle.tiny_text import TEXT, build_tokenizer
@@ -66,3 +76,11 @@ def qwen3_oracle(tiny_qwen3: Path):  # noqa: ANN201 (its module imports torch)
     from tests.oracle.transformers_oracle import Oracle
 
     return Oracle(tiny_qwen3)
+
+
+@pytest.fixture(scope="session")
+def qwen3_moe_oracle(tiny_qwen3_moe: Path):  # noqa: ANN201 (its module imports torch)
+    """transformers on the tiny Qwen3-MoE, float32."""
+    from tests.oracle.transformers_oracle import Oracle
+
+    return Oracle(tiny_qwen3_moe)

@@ -195,6 +195,8 @@ def _as_json(report: _Report) -> dict[str, Any]:
 def _config_json(config: ModelConfig) -> dict[str, Any]:
     fields = dataclasses.asdict(config)
     fields["rope"]["kind"] = _rope_kind(config.rope)
+    if config.experts is not None:
+        fields["experts"]["layers"] = sorted(config.experts.layers)
     return fields
 
 
@@ -231,6 +233,7 @@ def _geometry(config: ModelConfig) -> Table:
         ("hidden size", f"{config.hidden_size:,}"),
         ("MLP size", f"{config.intermediate_size:,}"),
         ("heads", f"{config.num_heads} of {config.head_dim}, {config.num_kv_heads} for K and V"),
+        *_experts_rows(config),
         ("biases", ", ".join(biases) or "none"),
         ("vocabulary", f"{config.vocab_size:,}"),
         ("output head", "the embedding" if config.tie_word_embeddings else "its own"),
@@ -242,6 +245,14 @@ def _geometry(config: ModelConfig) -> Table:
         ("EOS", ", ".join(map(str, config.eos_token_ids)) or "none"),
     ]
     return Table(title="Geometry", rows=tuple(rows))
+
+
+def _experts_rows(config: ModelConfig) -> list[tuple[str, str]]:
+    experts = config.experts
+    if experts is None:
+        return []
+    text = f"{experts.num_experts} of size {experts.inner_size:,}, {experts.num_chosen} per token"
+    return [("experts", text), ("sparse layers", f"{len(experts.layers)} of {config.num_layers}")]
 
 
 def _cache(memory: _Memory) -> Table:

@@ -3,11 +3,12 @@
 Both layouts are read: the hub's (transformers 4) and what transformers 5 writes. A field that
 changes the computation and that we do not serve is refused by name and value, and so is one that we
 do not know: serving a model almost right is worse than not serving it. To add an architecture, add
-a family, its parser to ``_PARSERS`` and a model file.
+a family, its parser to ``_PARSERS`` and a model file (docs/models.md).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pdx.config.experts import ExpertsConfig, parse_qwen3_experts
 from pdx.config.model_fields import Fields, read_json
 from pdx.config.rope import RopeConfig, YarnScaling, parse_rope
 from pdx.errors import CheckpointError
@@ -27,6 +29,7 @@ class Family(enum.StrEnum):
 
     LLAMA = "llama"
     QWEN3 = "qwen3"
+    QWEN3_MOE = "qwen3_moe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class ModelConfig:
     bos_token_id: int | None
     #: Ids that end an output: config.json's and generation_config.json's together, in this order.
     eos_token_ids: tuple[int, ...]
+    #: None: every layer is dense.
+    experts: ExpertsConfig | None = None
 
     @classmethod
     def load(cls, folder: Path) -> ModelConfig:
@@ -84,17 +89,31 @@ def _parse_llama(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfig:
 
 def _parse_qwen3(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfig:
     fields.require("model_type", "qwen3")
+    return _parse_qwen3_fields(fields, extra_eos, Family.QWEN3)
+
+
+def _parse_qwen3_fields(fields: Fields, extra_eos: tuple[int, ...], family: Family) -> ModelConfig:
     # Where they are absent, the defaults are those of one published size, and nobody else's.
     fields.demand("head_dim", "num_key_value_heads", "max_position_embeddings")
     fields.require("mlp_bias", False)
     fields.require("use_sliding_window", False)
     fields.drop("sliding_window", "max_window_layers")  # of a window that is off
-    return _parse_dense(fields, extra_eos, Family.QWEN3)
+    return _parse_dense(fields, extra_eos, family)
+
+
+def _parse_qwen3_moe(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfig:
+    fields.require("model_type", "qwen3_moe")
+    fields.require("qkv_bias", False)
+    fields.require("use_qk_norm", True)
+    config = _parse_qwen3_fields(fields, extra_eos, Family.QWEN3_MOE)
+    experts = parse_qwen3_experts(fields, config.num_layers)
+    return dataclasses.replace(config, experts=experts)
 
 
 _PARSERS: dict[str, Callable[[Fields, tuple[int, ...]], ModelConfig]] = {
     "LlamaForCausalLM": _parse_llama,
     "Qwen3ForCausalLM": _parse_qwen3,
+    "Qwen3MoeForCausalLM": _parse_qwen3_moe,
 }
 
 

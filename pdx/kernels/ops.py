@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pdx.errors import ConfigError
+from pdx.kernels.cpu.expert_mlp import expert_mlp as cpu_expert_mlp
 from pdx.kernels.cpu.linear import linear as cpu_linear
 from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
 from pdx.kernels.cpu.rms_norm import rms_norm as cpu_rms_norm
@@ -16,11 +17,13 @@ from pdx.kernels.cpu.rope import rope as cpu_rope
 from pdx.kernels.cpu.rope_kv_append import rope_kv_append as cpu_rope_kv_append
 from pdx.kernels.cpu.silu_mul import silu_mul as cpu_silu_mul
 from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.reference.expert_mlp import expert_mlp
 from pdx.kernels.reference.linear import linear
 from pdx.kernels.reference.paged_attention import paged_attention
 from pdx.kernels.reference.rms_norm import rms_norm
 from pdx.kernels.reference.rope import rope
 from pdx.kernels.reference.rope_kv_append import rope_kv_append
+from pdx.kernels.reference.routing import softmax_routing
 from pdx.kernels.reference.silu_mul import silu_mul
 
 __all__ = ["REFERENCE_OPS", "Ops", "ops_for"]
@@ -28,7 +31,7 @@ __all__ = ["REFERENCE_OPS", "Ops", "ops_for"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """One implementation of each op; shapes and formulas stand in ``kernels/reference/<op>.py``."""
+    """One implementation of each op; shapes and formulas stand in ``kernels/reference``."""
 
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -36,6 +39,8 @@ class Ops:
     silu_mul: Callable[[Tensor, Tensor], Tensor]
     rope_kv_append: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PagedBatch], None]
     paged_attention: Callable[[Tensor, Tensor, PagedBatch, float], Tensor]
+    softmax_routing: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
+    expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 REFERENCE_OPS = Ops(
@@ -45,6 +50,8 @@ REFERENCE_OPS = Ops(
     silu_mul=silu_mul,
     rope_kv_append=rope_kv_append,
     paged_attention=paged_attention,
+    softmax_routing=softmax_routing,
+    expert_mlp=expert_mlp,
 )
 _CPU_OPS = replace(
     REFERENCE_OPS,
@@ -54,6 +61,7 @@ _CPU_OPS = replace(
     silu_mul=cpu_silu_mul,
     rope_kv_append=cpu_rope_kv_append,
     paged_attention=cpu_paged_attention,
+    expert_mlp=cpu_expert_mlp,
 )
 
 

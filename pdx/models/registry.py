@@ -9,6 +9,7 @@ from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM
 from pdx.models.llama import build_llama
 from pdx.models.qwen3 import build_qwen3
+from pdx.models.qwen3_moe import build_qwen3_moe
 from pdx.models.sharding import LoneRank, TpGroup
 
 __all__ = ["CausalLM", "build_model"]
@@ -25,5 +26,7 @@ def build_model(config: ModelConfig, ops: Ops, tp: TpGroup = _ALONE) -> CausalLM
             return build_llama(config, ops, tp)
         case Family.QWEN3:
             return build_qwen3(config, ops, tp)
+        case Family.QWEN3_MOE:
+            return build_qwen3_moe(config, ops, tp)
         case _:
             assert_never(config.family)

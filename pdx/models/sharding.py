@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from pdx.kv.layout import kv_heads_of_rank
 
-__all__ = ["LoneRank", "Shard", "TpGroup", "even_shard", "kv_shard", "shards_of"]
+__all__ = ["LoneRank", "Shard", "TpGroup", "even_shard", "kv_shard"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +84,3 @@ def kv_shard(num_kv_heads: int, head_dim: int, tp: TpGroup) -> Shard:
     heads = kv_heads_of_rank(num_kv_heads, tp.size, tp.rank)
     start, stop = heads.start * head_dim, heads.stop * head_dim
     return Shard(dim=0, start=start, stop=stop, whole=num_kv_heads * head_dim)
-
-
-def shards_of(model: nn.Module) -> dict[str, Shard]:
-    """By name, the part of each parameter that is not held whole."""
-    return {
-        f"{prefix}.{leaf}": shard
-        for prefix, module in model.named_modules()
-        for leaf, shard in getattr(module, "shards", {}).items()
-    }

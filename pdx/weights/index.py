@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +28,12 @@ class WeightIndex:
         """
         return cls(tensors=read_weight_headers(folder))
 
-    def read(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """The named tensors, file by file; each is a view of the mapped file until it is copied."""
-        for path in sorted({self.tensors[name].path for name in names}):
+        by_path: dict[Path, list[str]] = {}
+        for name in names:
+            by_path.setdefault(self.tensors[name].path, []).append(name)
+        for path in sorted(by_path):
             with opened_weights(path, "pt") as file:
-                for name in names:
-                    if self.tensors[name].path == path:
-                        yield name, file.get_tensor(name)
+                for name in by_path[path]:
+                    yield name, file.get_tensor(name)

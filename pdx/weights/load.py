@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pdx.errors import CheckpointError
-from pdx.models.sharding import Shard, shards_of
+from pdx.models.stored import StoredPart, stored_parts
 from pdx.weights.index import WeightIndex
 
 __all__ = ["load_parameters"]
@@ -30,71 +30,64 @@ def load_parameters(
     running model.
 
     Args:
-        model: named as the checkpoint names its tensors; of sharded ones it holds a part.
+        model: its weight table (``pdx.models.stored``) names the checkpoint's tensors.
         folder: a Hugging Face folder.
         dtype: of the parameters; buffers keep theirs.
-        on_progress: called with bytes done and bytes in all, once per tensor.
+        on_progress: called with bytes done and bytes in all, once per stored tensor.
 
     Raises:
         CheckpointError: tensors are missing, unused, of another shape or not of floating point;
             they are named.
     """
-    parameters = dict(model.named_parameters())
     index = WeightIndex.open(folder)
-    shards = shards_of(model)
-    _check(parameters, shards, index, folder)
+    parts = stored_parts(model, index.tensors)
+    _check(parts, index, folder)
+    sources: dict[str, list[tuple[str, StoredPart]]] = {}
+    for name, own in parts.items():
+        for part in own:
+            sources.setdefault(part.name, []).append((name, part))
+    parameters = dict(model.named_parameters())
     total = sum(p.numel() for p in parameters.values()) * dtype.itemsize
     done = 0
-    for name, stored in index.read(list(parameters)):
-        owner, _, leaf = name.rpartition(".")
-        part = stored
-        if (shard := shards.get(name)) is not None:
-            part = stored.narrow(shard.dim, shard.start, shard.size)
-        value = torch.empty(part.shape, dtype=dtype).copy_(part)
-        setattr(model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
-        done += value.nbytes
+    values: dict[str, torch.Tensor] = {}
+    for stored_name, stored in index.read(sources):
+        for name, part in sources[stored_name]:
+            if name not in values:
+                values[name] = torch.empty(parameters[name].shape, dtype=dtype)
+                _set(model, name, values[name])
+            place = values[name][part.target]
+            place.copy_(stored[part.source])
+            done += place.nbytes
         on_progress(done, total)
 
 
-def _check(
-    parameters: Mapping[str, nn.Parameter],
-    shards: Mapping[str, Shard],
-    index: WeightIndex,
-    folder: Path,
-) -> None:
+def _set(model: nn.Module, name: str, value: torch.Tensor) -> None:
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
+
+
+def _check(parts: Mapping[str, tuple[StoredPart, ...]], index: WeightIndex, folder: Path) -> None:
     stored = index.tensors
-    missing = [name for name in parameters if name not in stored]
-    unused = [name for name in stored if name not in parameters and not _ignorable(name)]
-    wanted = {name: _whole_shape(p, shards.get(name)) for name, p in parameters.items()}
-    misshaped = [
-        f"{name} is {list(stored[name].shape)}, wanted {list(shape)}"
-        for name, shape in wanted.items()
-        if name in stored and stored[name].shape != shape
-    ]
-    mistyped = [
-        f"{name} is {stored[name].dtype}"
-        for name in parameters
-        if name in stored and not stored[name].is_float
-    ]
+    wanted = {part.name: part.shape for own in parts.values() for part in own}
     kinds = {
-        "missing": missing,
-        "unused": unused,
-        "wrong shape": misshaped,
-        "wrong type": mistyped,
+        "missing": [name for name in wanted if name not in stored],
+        "unused": [name for name in stored if name not in wanted and not _ignorable(name)],
+        "wrong shape": [
+            f"{name} is {list(stored[name].shape)}, wanted {list(shape)}"
+            for name, shape in wanted.items()
+            if name in stored and stored[name].shape != shape
+        ],
+        "wrong type": [
+            f"{name} is {stored[name].dtype}"
+            for name in wanted
+            if name in stored and not stored[name].is_float
+        ],
     }
     problems = [f"{what}: {_listed(names)}" for what, names in kinds.items() if names]
     if problems:
         raise CheckpointError(
             f"{folder}: the weights are not those of its config.json: {'; '.join(problems)}"
         )
-
-
-def _whole_shape(parameter: nn.Parameter, shard: Shard | None) -> tuple[int, ...]:
-    """Of the stored tensor, of which the parameter holds a shard or all."""
-    shape = list(parameter.shape)
-    if shard is not None:
-        shape[shard.dim] = shard.whole
-    return tuple(shape)
 
 
 def _ignorable(name: str) -> bool:

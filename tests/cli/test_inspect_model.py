@@ -151,7 +151,7 @@ def test_other_type_and_page_size_change_the_sizes(qwen3_8b: Path) -> None:
     assert "weights do not fit" in text(qwen3_8b, "--dtype", "float32")
 
 
-@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen3"])
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen3", "tiny_qwen3_moe"])
 def test_parameters_are_those_of_the_model_that_is_built(
     family: str, request: pytest.FixtureRequest
 ) -> None:

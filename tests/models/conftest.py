@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.oracle.tiny_checkpoint import QWEN3, QWEN3_UNTIED, write_hub_layout, write_v5_layout
+from tests.oracle.tiny_checkpoint import (
+    QWEN3,
+    QWEN3_MOE,
+    QWEN3_UNTIED,
+    write_hub_layout,
+    write_v5_layout,
+)
 from tests.oracle.transformers_oracle import Oracle
 
 
@@ -43,6 +49,14 @@ def tiny_qwen3_untied_v5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tiny_qwen3_untied as transformers 5 saves it."""
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen3-untied-v5"
     write_v5_layout(QWEN3_UNTIED, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_moe_v5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny_qwen3_moe as transformers 5 saves it."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen3-moe-v5"
+    write_v5_layout(QWEN3_MOE, folder)
     return folder
 
 

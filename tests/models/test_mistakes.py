@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pdx.config.experts import SoftmaxRouting
 from pdx.config.model import ModelConfig
 from pdx.config.rope import LinearScaling, Llama3Scaling, YarnScaling
 from pdx.errors import CheckpointError
 from pdx.kernels.ops import REFERENCE_OPS, Ops
 from pdx.kernels.paged_batch import PagedBatch
+from pdx.models.experts import Experts
 from pdx.models.qwen3 import Qwen3Attention
 from pdx.models.registry import CausalLM
 from tests.models.comparison import LOGIT_TOLERANCE, altered, difference, loaded
@@ -130,6 +132,38 @@ QWEN3_YARN = {
 }
 
 
+def experts(**changes: Any) -> Mistake:
+    def change(config: ModelConfig) -> ModelConfig:
+        assert config.experts is not None
+        return replace(config, experts=replace(config.experts, **changes))
+
+    return Mistake(config=change)
+
+
+def weights_renormalised_in(dtype: torch.dtype) -> Ops:
+    def route(logits: Tensor, num_chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+        weights, ids = REFERENCE_OPS.softmax_routing(logits.to(dtype), num_chosen, renormalise)
+        return weights.to(dtype).float(), ids
+
+    return replace(REFERENCE_OPS, softmax_routing=route)
+
+
+def up_before_gate(model: CausalLM) -> None:
+    for module in model.modules():
+        if isinstance(module, Experts):
+            gate, up = module.gate_up_proj.chunk(2, dim=1)
+            module.gate_up_proj = nn.Parameter(torch.cat([up, gate], 1), requires_grad=False)
+
+
+QWEN3_MOE = QWEN3 | {
+    "weights not renormalised": experts(routing=SoftmaxRouting(renormalise=False)),
+    "an expert too few": experts(num_chosen=3),
+    "an expert too many": experts(num_chosen=5),
+    "gate and up swapped": Mistake(change=up_before_gate),
+    "routed in bfloat16": Mistake(ops=weights_renormalised_in(torch.bfloat16)),
+}
+
+
 @pytest.fixture
 def yarn_folder(tiny_qwen3: Path, tmp_path: Path) -> Path:
     return altered(tiny_qwen3, tmp_path / "yarn", rope_scaling=YARN)
@@ -148,6 +182,14 @@ def test_mistake_in_qwen3_is_caught(
     name: str, tiny_qwen3: Path, qwen3_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     moved = QWEN3[name].moves(tiny_qwen3, qwen3_oracle, tiny_prompt_ids[:170])
+    assert moved > 100 * LOGIT_TOLERANCE
+
+
+@pytest.mark.parametrize("name", QWEN3_MOE)
+def test_mistake_in_qwen3_moe_is_caught(
+    name: str, tiny_qwen3_moe: Path, qwen3_moe_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    moved = QWEN3_MOE[name].moves(tiny_qwen3_moe, qwen3_moe_oracle, tiny_prompt_ids[:170])
     assert moved > 100 * LOGIT_TOLERANCE
 
 
@@ -172,13 +214,17 @@ def test_head_size_of_hidden_over_heads_does_not_load(tiny_qwen3: Path) -> None:
         loaded(tiny_qwen3, config=wrong)
 
 
+@pytest.mark.parametrize(
+    ("folder", "oracle"),
+    [
+        ("tiny_llama", "tiny_oracle"),
+        ("tiny_qwen3", "qwen3_oracle"),
+        ("tiny_qwen3_moe", "qwen3_moe_oracle"),
+    ],
+)
 def test_no_mistake_is_no_difference(
-    tiny_llama: Path,
-    tiny_qwen3: Path,
-    tiny_oracle: Oracle,
-    qwen3_oracle: Oracle,
-    tiny_prompt_ids: list[int],
+    folder: str, oracle: str, tiny_prompt_ids: list[int], request: pytest.FixtureRequest
 ) -> None:
     # The changes above go through the same machinery; by itself it moves nothing.
-    for folder, oracle in ((tiny_llama, tiny_oracle), (tiny_qwen3, qwen3_oracle)):
-        assert Mistake().moves(folder, oracle, tiny_prompt_ids[:170]) < LOGIT_TOLERANCE
+    path, judge = request.getfixturevalue(folder), request.getfixturevalue(oracle)
+    assert Mistake().moves(path, judge, tiny_prompt_ids[:170]) < LOGIT_TOLERANCE

@@ -81,7 +81,9 @@ def run_sharded(
 
 
 @pytest.mark.parametrize("tp_size", [2, 4])
-@pytest.mark.parametrize("folder", ["tiny_llama", "tiny_qwen3", "tiny_qwen3_untied"])
+@pytest.mark.parametrize(
+    "folder", ["tiny_llama", "tiny_qwen3", "tiny_qwen3_untied", "tiny_qwen3_moe"]
+)
 def test_ranks_together_give_the_logits_and_kv_of_one(
     tp_size: int, folder: str, tiny_prompt_ids: list[int], request: pytest.FixtureRequest
 ) -> None:

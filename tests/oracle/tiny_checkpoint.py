@@ -31,7 +31,15 @@ from tests.oracle.tiny_text import (
     build_tokenizer,
 )
 
-__all__ = ["LLAMA", "QWEN3", "QWEN3_UNTIED", "TinyModel", "write_hub_layout", "write_v5_layout"]
+__all__ = [
+    "LLAMA",
+    "QWEN3",
+    "QWEN3_MOE",
+    "QWEN3_UNTIED",
+    "TinyModel",
+    "write_hub_layout",
+    "write_v5_layout",
+]
 
 Fields = dict[str, Any]
 Weights = dict[str, torch.Tensor]
@@ -143,6 +151,32 @@ QWEN3_UNTIED = TinyModel(
     salt="q",
     num_files=2,
 )
+#: As Qwen3-Coder: sparse layers but one, an output head of its own, several files.
+QWEN3_MOE = TinyModel(
+    shared={
+        **_QWEN3_SHARED,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "tie_word_embeddings": False,
+        "moe_intermediate_size": 32,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+    },
+    rope_theta=10000000.0,
+    rope_scaling=None,
+    hub_only={"num_experts": 16},
+    v5_only={"num_local_experts": 16},
+    qk_norm=True,
+    puts_bos=False,
+    residual_gain=0.01,
+    norm_mean=1.0,
+    salt="l",
+    num_files=2,
+)
 
 
 def write_hub_layout(model: TinyModel, folder: Path) -> None:
@@ -229,16 +263,13 @@ def _save_weights(weights: Weights, folder: Path, num_files: int) -> None:
 def _weights(model: TinyModel) -> Weights:
     """All tensors, bfloat16, by their checkpoint names."""
     fields = model.shared
-    hidden, inner = fields["hidden_size"], fields["intermediate_size"]
+    hidden = fields["hidden_size"]
     heads, kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
-    shapes = {
+    attention = {
         "self_attn.q_proj": (heads * model.head_dim, hidden, 1.5),
         "self_attn.k_proj": (kv_heads * model.head_dim, hidden, 1.5),
         "self_attn.v_proj": (kv_heads * model.head_dim, hidden, 1.5),
         "self_attn.o_proj": (hidden, heads * model.head_dim, model.residual_gain),
-        "mlp.gate_proj": (inner, hidden, 1.5),
-        "mlp.up_proj": (inner, hidden, 1.5),
-        "mlp.down_proj": (hidden, inner, model.residual_gain),
     }
     norms = {"input_layernorm": (hidden, 1.0), "post_attention_layernorm": (hidden, 1.0)}
     if model.qk_norm:
@@ -254,6 +285,7 @@ def _weights(model: TinyModel) -> Weights:
         head = _normal(salt + "head", (VOCAB_SIZE, hidden), 3.0 / math.sqrt(hidden))
         weights["lm_head.weight"] = head
     for layer in range(fields["num_hidden_layers"]):
+        shapes = attention | _mlp_shapes(model, layer)
         for name, (rows, columns, gain) in shapes.items():
             key = f"model.layers.{layer}.{name}.weight"
             weights[key] = _normal(salt + key, (rows, columns), gain / math.sqrt(columns))
@@ -261,6 +293,27 @@ def _weights(model: TinyModel) -> Weights:
             key = f"model.layers.{layer}.{name}.weight"
             weights[key] = _normal(salt + key, (size,), 0.2 * mean, mean)
     return weights
+
+
+def _mlp_shapes(model: TinyModel, layer: int) -> dict[str, tuple[int, int, float]]:
+    """Of a layer's MLP, or of its router and experts."""
+    fields = model.shared
+    hidden, gain = fields["hidden_size"], model.residual_gain
+
+    def one(name: str, inner: int) -> dict[str, tuple[int, int, float]]:
+        return {
+            f"{name}.gate_proj": (inner, hidden, 1.5),
+            f"{name}.up_proj": (inner, hidden, 1.5),
+            f"{name}.down_proj": (hidden, inner, gain),
+        }
+
+    num_experts = model.hub_only.get("num_experts", 0)
+    if not num_experts or layer in fields["mlp_only_layers"]:
+        return one("mlp", fields["intermediate_size"])
+    shapes = {"mlp.gate": (num_experts, hidden, 2.0)}
+    for expert in range(num_experts):
+        shapes |= one(f"mlp.experts.{expert}", fields["moe_intermediate_size"])
+    return shapes
 
 
 def _normal(seed: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> torch.Tensor:
@@ -271,6 +324,11 @@ def _normal(seed: str, shape: tuple[int, ...], std: float, mean: float = 0.0) ->
 
 if __name__ == "__main__":
     out = Path(sys.argv[1])
-    for name, model in (("llama", LLAMA), ("qwen3", QWEN3), ("qwen3-untied", QWEN3_UNTIED)):
+    for name, model in (
+        ("llama", LLAMA),
+        ("qwen3", QWEN3),
+        ("qwen3-untied", QWEN3_UNTIED),
+        ("qwen3-moe", QWEN3_MOE),
+    ):
         write_hub_layout(model, out / name)
         write_v5_layout(model, out / f"{name}-v5")

@@ -33,7 +33,12 @@ def test_greedy_text_equals_transformers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "oracle"), [("tiny_llama", "tiny_oracle"), ("tiny_qwen3", "qwen3_oracle")]
+    ("model", "oracle"),
+    [
+        ("tiny_llama", "tiny_oracle"),
+        ("tiny_qwen3", "qwen3_oracle"),
+        ("tiny_qwen3_moe", "qwen3_moe_oracle"),
+    ],
 )
 def test_longer_greedy_text_equals_transformers(
     model: str, oracle: str, tiny_prompt_ids: list[int], request: pytest.FixtureRequest

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,31 +20,57 @@ PAGE, CHUNK = 16, 64
 LENGTHS = [1, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 170]
 
 
-@pytest.fixture(scope="module")
-def qwen3_decoder(tiny_qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
-    """The decoder of a Qwen3 pair over shm."""
-    logs = tmp_path_factory.mktemp("qwen3")
-    options = ["--fabric", "shm", "--kv-memory", "16M"]
+@dataclass(frozen=True)
+class Served:
+    """A family's decoder and prefiller of so many ranks, and its judge."""
+
+    family: str
+    folder: Path
+    oracle: Oracle
+    decoder: Decoder
+    prefill_tp: int
+
+
+@contextmanager
+def served(
+    family: str, prefill_tp: int, decode_tp: int, request: pytest.FixtureRequest, logs: Path
+) -> Iterator[Served]:
+    """A pair over shm."""
+    folder: Path = request.getfixturevalue(f"tiny_{family}")
+    oracle: Oracle = request.getfixturevalue(f"{family}_oracle")
+    options = ["--fabric", "shm", "--kv-memory", "16M", "--tp"]
     with (
-        prefiller(tiny_qwen3, logs / "prefill.log", *options) as prefill_node,
-        decoder(prefill_node.address, logs / "decode.log", *options) as decode_node,
+        prefiller(folder, logs / "prefill.log", *options, str(prefill_tp)) as prefill_node,
+        decoder(prefill_node.address, logs / "decode.log", *options, str(decode_tp)) as decode_node,
     ):
-        yield decode_node
+        yield Served(family, folder, oracle, decode_node, prefill_tp)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-def test_tokens_of_qwen3_equal_transformers(
-    qwen3_decoder: Decoder, qwen3_oracle: Oracle, tiny_prompt_ids: list[int], length: int
-) -> None:
-    prompt = prompt_of(tiny_prompt_ids, length)
-    wanted = qwen3_oracle.greedy(prompt, 24)
-    assert wanted.agrees_with(qwen3_decoder.complete(prompt, 24))
-    qwen3_decoder.wait_clean()
+def check_lengths(pair: Served, prompt_ids: list[int]) -> None:
+    """Every length gives transformers' tokens."""
+    for length in LENGTHS:
+        prompt = prompt_of(prompt_ids, length)
+        wanted = pair.oracle.greedy(prompt, 24)
+        assert wanted.agrees_with(pair.decoder.complete(prompt, 24)), length
+    pair.decoder.wait_clean()
 
 
-def test_tokens_of_qwen3_equal_the_colocated_engine(
-    qwen3_decoder: Decoder, tiny_qwen3: Path, tiny_prompt_ids: list[int]
-) -> None:
+@pytest.fixture(scope="module", params=[("qwen3", 1, 1), ("qwen3_moe", 2, 1)], ids=str)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """One pair of each family."""
+    family, prefill_tp, decode_tp = request.param
+    logs = tmp_path_factory.mktemp(family)
+    with served(family, prefill_tp, decode_tp, request, logs) as started:
+        yield started
+
+
+def test_tokens_equal_transformers(pair: Served, tiny_prompt_ids: list[int]) -> None:
+    check_lengths(pair, tiny_prompt_ids)
+
+
+def test_tokens_equal_the_colocated_engine(pair: Served, tiny_prompt_ids: list[int]) -> None:
     prompt = prompt_of(tiny_prompt_ids, 100)
     options = {
         "--token-ids": ",".join(map(str, prompt)),
@@ -52,18 +80,39 @@ def test_tokens_of_qwen3_equal_the_colocated_engine(
         "--page-size": str(PAGE),
         "--kv-memory": "16M",
         "--threads": "1",
+        "--tp": str(pair.prefill_tp),
     }
     flags = [word for option in options.items() for word in option]
     printed = subprocess.run(
-        [sys.executable, "-m", "pdx", "generate", tiny_qwen3, "--json", "--ignore-eos", *flags],
+        [sys.executable, "-m", "pdx", "generate", pair.folder, "--json", "--ignore-eos", *flags],
         capture_output=True,
         check=True,
     ).stdout
-    assert qwen3_decoder.complete(prompt, 48) == json.loads(printed)["token_ids"]
+    colocated = json.loads(printed)["token_ids"]
+    wanted = pair.oracle.greedy(prompt, 48)
+    assert wanted.agrees_with(colocated)
+    assert wanted.agrees_with(pair.decoder.complete(prompt, 48))
 
 
-def test_chat_of_qwen3_is_served(qwen3_decoder: Decoder) -> None:
+def test_chat_is_served(pair: Served) -> None:
     body = {"messages": [{"role": "user", "content": "Ship?"}], "max_tokens": 8, "temperature": 0}
-    answer = qwen3_decoder.client.post(f"{qwen3_decoder.url}/chat/completions", json=body)
+    answer = pair.decoder.client.post(f"{pair.decoder.url}/chat/completions", json=body)
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("decode_tp", [1, 2])
+@pytest.mark.parametrize("prefill_tp", [1, 2])
+@pytest.mark.parametrize("family", ["qwen3_moe"])
+def test_tokens_of_every_ratio_equal_transformers(
+    family: str,
+    prefill_tp: int,
+    decode_tp: int,
+    request: pytest.FixtureRequest,
+    tiny_prompt_ids: list[int],
+    tmp_path: Path,
+) -> None:
+    with served(family, prefill_tp, decode_tp, request, tmp_path) as started:
+        check_lengths(started, tiny_prompt_ids)
