@@ -86,13 +86,16 @@ class StepLoop:
             scheduled = self._scheduler.schedule()
             if scheduled is None:
                 self._woken.clear()
+                if self._scheduler.is_hashing:
+                    await asyncio.sleep(0)
+                    continue
                 await self._woken.wait()
                 continue
             self._role.before_pass(scheduled)
             start_s = now_s()
             try:
                 async with asyncio.timeout(self._watchdog_s):
-                    output = await self._ranks.run(scheduled.batch)
+                    output = await self._run_ranks(scheduled.batch)
             except TimeoutError:
                 raise WorkerError(
                     f"the ranks did not finish pass {scheduled.batch.pass_idx} "
@@ -107,3 +110,15 @@ class StepLoop:
                     start_s, self.last_pass_s, num_tokens=num_tokens, num_requests=len(steps)
                 )
             self._role.after_pass(self._scheduler.postprocess(output))
+
+    async def _run_ranks(self, batch: Batch) -> StepOutput:
+        """Prompts that came meanwhile are hashed while the ranks compute."""
+        if not self._scheduler.is_hashing:
+            return await self._ranks.run(batch)
+        output, _ = await asyncio.gather(self._ranks.run(batch), self._hash_the_rest())
+        return output
+
+    async def _hash_the_rest(self) -> None:
+        while self._scheduler.is_hashing:
+            self._scheduler.hash_some()
+            await asyncio.sleep(0)

@@ -155,21 +155,29 @@ class PagePool:
         self._leases[lease_id] = _Lease([*shared, *self._take(num_pages)], len(shared))
         return lease_id
 
-    def publish(self, lease_id: int, place: int, key: bytes) -> None:
-        """The lease's page at this place is complete and stays as it is: others may share it.
+    def publish(self, lease_id: int, first: int, keys: Sequence[bytes]) -> None:
+        """The lease's pages from this place on are complete and stay as they are: others may share
+        them.
 
         Does nothing where another page has the same content.
         """
         lease = self._live(lease_id)
-        page = lease.page_indices[place]
-        if key not in self._page_of and page not in self._key_of:
-            self._page_of[key] = page
-            self._key_of[page] = key
-            lease.num_published += 1
+        page_of, key_of = self._page_of, self._key_of
+        for page, key in zip(lease.page_indices[first : first + len(keys)], keys, strict=True):
+            if key not in page_of and page not in key_of:
+                page_of[key] = page
+                key_of[page] = key
+                lease.num_published += 1
 
-    def find(self, key: bytes) -> int | None:
-        """The page that was published under a key, if it is still there."""
-        return self._page_of.get(key)
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """The pages that were published under these keys, up to the first that is not there."""
+        pages = []
+        for key in keys:
+            page = self._page_of.get(key)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
 
     def extend(self, lease_id: int, num_pages: int) -> list[int] | None:
         """Add pages to a lease, all or none; the new ones, None when there are not enough."""

@@ -5,6 +5,7 @@ Owned by the scheduler, on the primary's event loop.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from pdx.kv.pages import PagePool
@@ -12,6 +13,9 @@ from pdx.kv.prefix import next_key, root_key
 from pdx.scheduler.sequence import Sequence, SequenceState
 
 __all__ = ["PrefixSharing"]
+
+#: Pages hashed in one slice of the event loop: half a millisecond.
+_PAGES_A_SLICE = 256
 
 
 class PrefixSharing:
@@ -25,20 +29,48 @@ class PrefixSharing:
         self._pool = pool
         self._page_size = page_size
         self._cache_root = cache_root
+        #: Sequences that are not hashed yet, as they came.
+        self._to_hash: deque[Sequence] = deque()
+
+    def hash_later(self, sequence: Sequence) -> None:
+        """A sequence has come; it takes part once it is hashed."""
+        if not self.is_hashed(sequence):
+            self._to_hash.append(sequence)
+
+    @property
+    def is_hashing(self) -> bool:
+        """Some are not hashed yet."""
+        return bool(self._to_hash)
+
+    def hash_some(self) -> None:
+        """Hash what a slice of the event loop may take."""
+        budget = _PAGES_A_SLICE
+        while self._to_hash and budget > 0:
+            sequence = self._to_hash[0]
+            place = min(self._num_prefilled_pages(sequence), len(sequence.page_keys) + budget)
+            budget -= place - len(sequence.page_keys)
+            if sequence.state is SequenceState.WAITING and place:
+                self._key(sequence, place - 1)
+            if self.is_hashed(sequence) or sequence.state is not SequenceState.WAITING:
+                self._to_hash.popleft()
+
+    def is_hashed(self, sequence: Sequence) -> bool:
+        """All pages that its prefill fills have their keys."""
+        if self._cache_root is None:
+            return True
+        return len(sequence.page_keys) >= self._num_prefilled_pages(sequence)
+
+    def _num_prefilled_pages(self, sequence: Sequence) -> int:
+        return sequence.prefill_len // self._page_size
 
     def known(self, sequence: Sequence) -> list[int]:
-        """Published pages with the sequence's first tokens, as many as there are in a row."""
-        pages: list[int] = []
-        while (key := self._wanted_key(sequence, len(pages))) is not None:
-            page = self._pool.find(key)
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+        """Published pages with a hashed sequence's first tokens, as many as there are in a row."""
+        return self._pool.find(sequence.page_keys[: self._num_wanted_pages(sequence)])
 
     def lacks(self, sequence: Sequence, num_known: int) -> bytes | None:
         """The key of the first page that is not known; None where no other could be shared."""
-        return self._wanted_key(sequence, num_known)
+        is_last = num_known >= self._num_wanted_pages(sequence)
+        return None if is_last else self._key(sequence, num_known)
 
     def next_keys(self, active: Iterable[Sequence]) -> set[bytes]:
         """Of each sequence that is being prefilled, the key of the next page that it publishes.
@@ -51,29 +83,27 @@ class PrefixSharing:
     def publish(self, sequence: Sequence) -> None:
         """Let others share the pages whose tokens are all computed."""
         assert sequence.lease_id is not None
-        num_full = sequence.num_computed // self._page_size
-        if self._cache_root is None:
+        first, stop = sequence.num_published, sequence.num_computed // self._page_size
+        if self._cache_root is None or stop <= first:
             return
-        for place in range(sequence.num_published, num_full):
-            self._pool.publish(sequence.lease_id, place, self._key(sequence, place))
-        sequence.num_published = max(sequence.num_published, num_full)
+        self._key(sequence, stop - 1)
+        self._pool.publish(sequence.lease_id, first, sequence.page_keys[first:stop])
+        sequence.num_published = stop
 
-    def _wanted_key(self, sequence: Sequence, place: int) -> bytes | None:
+    def _num_wanted_pages(self, sequence: Sequence) -> int:
         if self._cache_root is None or not sequence.may_share:
-            return None
-        if place >= sequence.max_cached_len // self._page_size:
-            return None
-        return self._key(sequence, place)
+            return 0
+        return sequence.max_cached_len // self._page_size
 
     def _next_key(self, sequence: Sequence) -> bytes | None:
         place = sequence.num_published
         is_ended = sequence.state is SequenceState.ENDED
-        if self._cache_root is None or is_ended or place >= sequence.prefill_len // self._page_size:
+        if self._cache_root is None or is_ended or place >= self._num_prefilled_pages(sequence):
             return None
         return self._key(sequence, place)
 
     def _key(self, sequence: Sequence, place: int) -> bytes:
-        """Of the sequence's page at a place, hashed when it is first asked for."""
+        """Of the sequence's page at a place; hashed now if it was not."""
         assert self._cache_root is not None
         keys, size = sequence.page_keys, self._page_size
         while len(keys) <= place:

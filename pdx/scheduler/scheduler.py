@@ -126,18 +126,33 @@ class Scheduler:
                 hint="shorten the prompt, lower max_tokens, or start the node with more KV memory",
             )
         self._waiting.append(sequence)
+        self._prefixes.hash_later(sequence)
+
+    @property
+    def is_hashing(self) -> bool:
+        """Some prompts' pages are not hashed yet: they are admitted once they are."""
+        return self._prefixes.is_hashing
+
+    def hash_some(self) -> None:
+        """Hash pages of waiting prompts, a slice of the event loop's time at most; admit() does,
+        too.
+        """
+        self._prefixes.hash_some()
 
     def admit(self) -> list[Sequence]:
         """Lease pages for waiting requests, in their order, until one does not fit. Those whose
-        next page is being computed wait for it.
+        next page is being computed wait for it; those that are not hashed yet, for that.
         """
         admitted: list[Sequence] = []
         if not self._waiting:
             return admitted
+        self.hash_some()
         being_computed = self._prefixes.next_keys(self._active.values())
         for sequence in admission_order(self._waiting, self._active.values()):
             if len(self._active) >= self.limits.max_num_seqs:
                 break
+            if not self._prefixes.is_hashed(sequence):
+                continue
             shared = self._prefixes.known(sequence)
             if self._prefixes.lacks(sequence, len(shared)) in being_computed:
                 continue
@@ -170,6 +185,7 @@ class Scheduler:
         for sequence in self._waiting:
             if sequence.request_id == request_id:
                 self._waiting.remove(sequence)
+                sequence.state = SequenceState.ENDED
                 return
         active = self._active.get(request_id)
         if active is not None and active.state is not SequenceState.ENDED:
@@ -319,6 +335,7 @@ class Scheduler:
             page_keys=sequence.page_keys,
         )
         self._waiting.appendleft(fresh)
+        self._prefixes.hash_later(fresh)
 
     def _end(self, sequence: Sequence) -> None:
         """Give the pages up; the sequence leaves now, or with the pass that carries it."""

@@ -69,16 +69,16 @@ class PoolMachine(RuleBasedStateMachine):
         place = data.draw(st.integers(0, len(pages) - 1))
         key = self.next_key.to_bytes(4, "little")
         self.next_key += 1
-        self.pool.publish(lease_id, place, key)
+        self.pool.publish(lease_id, place, [key])
         if pages[place] in self.published:
-            assert self.pool.find(key) is None, "a page has one content"
+            assert not self.pool.find([key]), "a page has one content"
         else:
-            assert self.pool.find(key) == pages[place]
+            assert self.pool.find([key]) == [pages[place]]
             self.published[pages[place]] = key
 
     def forget_evicted(self) -> None:
         for page, key in list(self.published.items()):
-            if self.pool.find(key) is None:
+            if not self.pool.find([key]):
                 assert page not in self.taken(), "a page that a lease has was given away"
                 del self.published[page]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -221,6 +222,33 @@ def test_a_shared_page_always_holds_the_tokens_of_whoever_shares_it(
         node.submit(request_id, [*prompt(*each), *[9] * tail])
     node.run(*range(1, len(groups) + 1))
     assert node.scheduler.pool.counts().at_rest
+
+
+def test_a_long_prompt_is_hashed_in_slices_and_admitted_after_the_last() -> None:
+    scheduler = Node(num_pages=4096, root="model").scheduler
+    token_ids = list(range(2000 * PAGE))
+    scheduler.submit(1, token_ids, None)
+    scheduler.submit(2, [5] * PAGE, None)
+    [long, _] = scheduler.waiting()
+    hashed = [0]
+    while not (admitted := scheduler.admit()):
+        assert scheduler.is_hashing
+        hashed.append(len(long.page_keys))
+    assert len(hashed) > 4
+    assert max(after - before for before, after in itertools.pairwise(hashed)) < 500
+    assert {sequence.request_id for sequence in admitted} == {1, 2}
+
+
+def test_a_prompt_that_leaves_is_hashed_no_further() -> None:
+    scheduler = Node(num_pages=4096, root="model").scheduler
+    scheduler.submit(1, list(range(2000 * PAGE)), None)
+    [sequence] = scheduler.waiting()
+    scheduler.hash_some()
+    num_hashed = len(sequence.page_keys)
+    scheduler.abort(1)
+    scheduler.hash_some()
+    assert not scheduler.is_hashing
+    assert len(sequence.page_keys) == num_hashed
 
 
 def test_keys_are_equal_in_all_processes() -> None:
