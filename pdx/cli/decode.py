@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, loading_progress, status_line
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice, ServerConfig, TraceConfig
+from pdx.config.node import FabricConfig, ModelChoice, RecoveryConfig, ServerConfig, TraceConfig
 from pdx.config.resolve import Settings
 from pdx.config.setting import Setting, pick
 from pdx.errors import ConfigError
@@ -27,6 +27,7 @@ def _from_prefiller(each: Setting) -> Setting:
 
 DECODE_SETTINGS = [
     *pick(FabricConfig, without=["listen"], required=["peers"]),
+    *pick(RecoveryConfig),
     *map(_from_prefiller, pick(ModelChoice)),
     *(_from_prefiller(s) if s.name == "page_size" else s for s in pick(EngineConfig)),
     *pick(ServerConfig),
@@ -72,6 +73,7 @@ async def _serve(settings: Settings) -> None:
             model_name=folder.name if model_is_folder(name) else name,
             peers=peers,
             local_below=settings["local_below"],
+            recovery=settings.build(RecoveryConfig),
             fabric=cast("FabricChoice", settings["fabric"]),
             fabric_cpu=fabric_cpu,
             fabric_bind=settings["fabric_bind"],

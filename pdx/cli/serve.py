@@ -13,7 +13,7 @@ import typer
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, loading_progress, node_line, status_line
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice, ServerConfig, TraceConfig
+from pdx.config.node import FabricConfig, ModelChoice, RecoveryConfig, ServerConfig, TraceConfig
 from pdx.config.resolve import Settings
 from pdx.config.setting import pick
 from pdx.errors import ConfigError
@@ -31,6 +31,7 @@ _NODES = "Nodes"
         *pick(ModelChoice, required=["model"]),
         *pick(EngineConfig),
         *pick(FabricConfig, "fabric", "peer_timeout_s", "local_below"),
+        *pick(RecoveryConfig),
         *pick(ServerConfig),
         *pick(TraceConfig),
     ],

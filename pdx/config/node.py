@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from pdx.config.setting import setting
 
-__all__ = ["FabricConfig", "ModelChoice", "OutputConfig", "ServerConfig", "TraceConfig"]
+__all__ = [
+    "FabricConfig",
+    "ModelChoice",
+    "OutputConfig",
+    "RecoveryConfig",
+    "ServerConfig",
+    "TraceConfig",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,50 @@ class FabricConfig:
         60.0,
         "How long to wait for a prefiller at the start.",
         key="peer_timeout",
+        section="fabric",
+        metavar="SECONDS",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig:
+    """What a decoder does when prefillers fail."""
+
+    local_fallback: bool = setting(
+        True,
+        "A decoder prefills prompts by itself while no prefiller can.",
+        key="local_fallback",
+        section="fabric",
+    )
+    prefill_retries: int = setting(
+        2,
+        "How many times a prompt is sent to a prefiller again after one has failed it.",
+        key="prefill_retries",
+        section="fabric",
+        metavar="TIMES",
+        minimum=0,
+    )
+    prefiller_wait_s: float = setting(
+        10.0,
+        "How long a request waits for a prefiller that is gone, without --local-fallback.",
+        key="prefiller_wait",
+        section="fabric",
+        metavar="SECONDS",
+        minimum=0,
+    )
+    breaker_rate: float = setting(
+        0.5,
+        "Share of its last 20 prompts that a prefiller must fail to be left alone; above 1: never.",
+        key="breaker_rate",
+        section="fabric",
+        metavar="SHARE",
+        minimum=0,
+    )
+    breaker_pause_s: float = setting(
+        5.0,
+        "How long it is left alone before one more prompt is tried there.",
+        key="breaker_pause",
         section="fabric",
         metavar="SECONDS",
         minimum=0,

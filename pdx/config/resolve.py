@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice, OutputConfig, ServerConfig, TraceConfig
+from pdx.config.node import (
+    FabricConfig,
+    ModelChoice,
+    OutputConfig,
+    RecoveryConfig,
+    ServerConfig,
+    TraceConfig,
+)
 from pdx.config.setting import SECTIONS, Kind, Setting, Value, settings_of
 from pdx.errors import ConfigError
 
@@ -29,7 +36,15 @@ def all_settings() -> list[Setting]:
     """Every setting there is, by section; a file may hold any of them, whichever command reads
     it.
     """
-    configs = (ModelChoice, EngineConfig, FabricConfig, ServerConfig, TraceConfig, OutputConfig)
+    configs = (
+        ModelChoice,
+        EngineConfig,
+        FabricConfig,
+        RecoveryConfig,
+        ServerConfig,
+        TraceConfig,
+        OutputConfig,
+    )
     return [each for config in configs for each in settings_of(config)]
 
 

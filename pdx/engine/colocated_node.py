@@ -15,7 +15,6 @@ from pdx.engine.step_loop import StepLoop
 from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
-from pdx.request.batch import PromptScores
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.scheduler import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
@@ -113,9 +112,6 @@ class ColocatedNode:
         self._scheduled, self._pass_start_s = scheduled, now_s()
 
     def after_pass(self, updates: list[SequenceUpdate]) -> None:
-        for update in updates:
-            if update.prompt_scores is not None:
-                self._keep_scores(update.prompt_scores)
         self._note_chunks()
         self._bridge.after_pass(updates)
 
@@ -125,10 +121,3 @@ class ColocatedNode:
             request = self._bridge.requests.get(chunk.request_id)
             if request is not None:
                 request.on_own_chunk(chunk.end, self._pass_start_s, self._loop.last_pass_s)
-
-    def _keep_scores(self, scores: PromptScores) -> None:
-        """A request that was preempted is scored once more; its scores go out once."""
-        request = self._bridge.requests.get(scores.request_id)
-        if request is not None and request.first_token_s is None:
-            del request.prompt_logprobs[scores.first_position - 1 :]
-            request.prompt_logprobs += scores.tokens

@@ -15,12 +15,13 @@ import secrets
 from collections import abc
 from dataclasses import dataclass
 
-from pdx.config.node import ServerConfig
+from pdx.config.node import RecoveryConfig, ServerConfig
 from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend_bridge import Frontend, FrontendBridge
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.peer import PeerConnector
 from pdx.engine.peers import Peers
+from pdx.engine.recovery import Ask, Decision, Place, decide
 from pdx.engine.step_loop import StepLoop
 from pdx.engine.transfer_log import TransferLog
 from pdx.errors import CapacityError, InvalidRequest, RequestError
@@ -34,17 +35,19 @@ from pdx.messenger.handshake import FabricChoice, NodeIdentity
 from pdx.messenger.messages import Prefill
 from pdx.messenger.plan import atoms_by_rank, transfer_bytes
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.scheduler import ScheduledPass
-from pdx.scheduler.sequence import Sequence, SequenceUpdate
+from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceUpdate
 
 __all__ = ["DecodeNode"]
 
 logger = logging.getLogger(__name__)
-_STATUS_S = 0.1
+#: Between two looks at requests that wait for a prefiller.
+_WAIT_STEP_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class DecodeNode:
         fabric_cpu: int | None = None,
         fabric_bind: abc.Sequence[str] = (),
         local_below: int = 0,
+        recovery: RecoveryConfig | None = None,
         trace: TraceWriter | None = None,
         opener: FabricOpener = open_fabric,
         frontend: Frontend | None = None,
@@ -90,13 +94,22 @@ class DecodeNode:
             self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s, trace=trace
         )
         self._local_below = local_below
-        self.peers = Peers(
-            [PeerConnector(p, self._hub, self._slots, self._identity, owner=self) for p in peers]
-        )
+        self._policy = recovery or RecoveryConfig()
+        self.peers = Peers([self._connector(address) for address in peers], self._policy)
         self._bridge = FrontendBridge(loaded, self.scheduler, self, trace, frontend)
         self._transfers: dict[int, _Transfer] = {}
+        self._waking: asyncio.TimerHandle | None = None
         self._log = TransferLog()
         self._next_transfer_id = itertools.count(1)
+
+    def _connector(self, address: Address) -> PeerConnector:
+        def on_link(connector: PeerConnector) -> None:
+            self.peers.linked(connector)
+            self._loop.wake()
+
+        return PeerConnector(
+            address, self._hub, self._slots, self._identity, owner=self, on_link=on_link
+        )
 
     async def start_frontend(self, server: ServerConfig) -> FrontendReady:
         """Start the HTTP frontend.
@@ -151,7 +164,11 @@ class DecodeNode:
 
     def aborted(self, request: DecodeRequest) -> None:
         transfer_id = request.transfer_id
-        if transfer_id is not None and (transfer := self._transfers.get(transfer_id)) is not None:
+        if transfer_id is None:
+            return
+        assert request.prefiller_idx is not None
+        self.peers.aborted(request.prefiller_idx)
+        if (transfer := self._transfers.get(transfer_id)) is not None:
             self._log.cancelled(transfer_id)
             transfer.link.cancel(transfer_id)
 
@@ -164,50 +181,94 @@ class DecodeNode:
     # ---- Role -----------------------------------------------------------------------------
 
     def admit(self) -> None:
-        if not self.peers.links:
-            self._refuse_new_requests()
-        for sequence in self.scheduler.admit():
+        for sequence in self.scheduler.admit(self._held()):
             request = self._bridge.requests[sequence.request_id]
             request.on_admitted(sequence.num_cached)
-            link = self.peers.pick(len(sequence.token_ids) - 1)
-            if link is None or self._starts_here(sequence, request):
+            if self._starts_here(sequence):
                 self.scheduler.start(sequence.request_id)
-            else:
-                self._dispatch(sequence, link)
+                continue
+            match self._decide(sequence, request):
+                case Ask(idx=idx):
+                    self._dispatch(sequence, request, idx)
+                case Place.HERE:
+                    self._prefill_here(request)
+                case Place.WAIT:
+                    self._note_wait(request)
+                    self.scheduler.requeue(request.request_id)
+                case Place.GIVE_UP:
+                    self._give_up(request)
 
-    def _refuse_new_requests(self) -> None:
-        """Without a prefiller only what needs none goes on: streams that were preempted, and
-        prompts of one token or below the threshold.
+    def _held(self) -> set[int]:
+        """Waiting requests that only a prefiller can serve, while none is trusted. Those that have
+        waited for too long fail.
         """
-        error = CapacityError("no prefiller is connected", hint=self.peers.status)
+        held: set[int] = set()
+        if self._policy.local_fallback or self.peers.any_trusted:
+            return held
         for sequence in self.scheduler.waiting():
-            needs_one = len(sequence.token_ids) > max(1, self._local_below)
-            if needs_one and not sequence.output_len:
-                self._bridge.fail(sequence.request_id, error)
+            request = self._bridge.requests[sequence.request_id]
+            if len(sequence.token_ids) <= max(1, self._local_below):
+                continue
+            match self._decide(sequence, request):
+                case Place.WAIT:
+                    self._note_wait(request)
+                    held.add(request.request_id)
+                case Place.GIVE_UP:
+                    self._give_up(request)
+        return held
 
-    def _starts_here(self, sequence: Sequence, request: DecodeRequest) -> bool:
-        """Whether this node computes what is missing of the cache itself: nothing, or no more than
-        the rest of a page, or fewer tokens than the threshold; or the stream's prefiller has failed
-        it, and its client has tokens already.
+    def _decide(self, sequence: Sequence, request: DecodeRequest) -> Decision:
+        since_s = request.waiting_since_s
+        return decide(
+            self._policy,
+            self.peers.views(len(sequence.token_ids) - 1),
+            failed=request.failed_prefillers,
+            has_begun=sequence.output_len > 0,
+            waited_s=0.0 if since_s is None else now_s() - since_s,
+        )
+
+    def _note_wait(self, request: DecodeRequest) -> None:
+        if request.waiting_since_s is None:
+            request.waiting_since_s = now_s()
+        if self._waking is None:
+            self._waking = asyncio.get_running_loop().call_later(_WAIT_STEP_S, self._wake_waiting)
+
+    def _wake_waiting(self) -> None:
+        self._waking = None
+        self._loop.wake()
+
+    def _give_up(self, request: DecodeRequest) -> None:
+        error = CapacityError("no prefiller is connected", hint=self.peers.status)
+        self._bridge.fail(request.request_id, request.last_error or error)
+
+    def _prefill_here(self, request: DecodeRequest) -> None:
+        """Do a prefiller's work on this node."""
+        self._bridge.counters["prefills_here"] += 1
+        num_top = request.prompt_logprobs_wanted
+        scoring = None if num_top is None else PromptScoring(num_top=num_top)
+        self.scheduler.start(request.request_id, scoring=scoring)
+
+    def _starts_here(self, sequence: Sequence) -> bool:
+        """Whether it needs no prefiller: nothing is missing of its cache, or no more than the rest
+        of a page, or fewer tokens than the threshold.
         """
         num_prefill = len(sequence.token_ids) - 1
-        if not num_prefill or request.prefill_here:
+        if not num_prefill:
             return True
-        if request.prompt_logprobs_wanted is not None:
+        if not sequence.may_share:  # its prompt is scored
             return False
         missing = num_prefill - sequence.num_cached
         last_page_only = sequence.num_cached > 0 and missing < self._loaded.layout.rank.page_size
         return last_page_only or missing < self._local_below
 
-    def _dispatch(self, sequence: Sequence, link: DecodeLink) -> None:
+    def _dispatch(self, sequence: Sequence, request: DecodeRequest, idx: int) -> None:
         """Arm a slot and ask the prefiller for everything but the last token."""
+        link = self.peers.link(idx)
+        assert link is not None
         pair = self._slots.take()
-        if pair is None or not link.usable:
-            if pair is not None:
-                self._slots.give_back(pair[0])
-            self._bridge.fail(
-                sequence.request_id, CapacityError("too many transfers are unsettled")
-            )
+        if pair is None:
+            error = CapacityError("too many transfers are unsettled")
+            self._bridge.fail(sequence.request_id, error)
             return
         src, dst = link.src_layout, self._loaded.layout
         assert src is not None
@@ -219,9 +280,8 @@ class DecodeNode:
         transfer_id = next(self._next_transfer_id)
         self._transfers[transfer_id] = _Transfer(sequence.request_id, lease_id, link)
         self._pool.hold(lease_id, Use.REMOTE_WRITE)
-        request = self._bridge.requests[sequence.request_id]
         num_bytes = transfer_bytes(src, dst, first, num_tokens)
-        request.dispatch(transfer_id, link, num_bytes)
+        request.dispatch(transfer_id, idx, link, num_bytes)
         prefill = Prefill(
             transfer_id=transfer_id,
             token_ids=sequence.token_ids[:-1],
@@ -234,7 +294,7 @@ class DecodeNode:
             last_token_id=sequence.token_ids[-1],
             cache_salt=sequence.cache_salt,
         )
-        self.peers.asked(transfer_id, link, num_tokens - first)
+        self.peers.asked(idx, transfer_id, link, num_tokens - first)
         self._log.started(prefill, link, num_bytes)
         link.start(prefill)
 
@@ -266,6 +326,8 @@ class DecodeNode:
     def transfer_ready(self, link: DecodeLink, transfer_id: int) -> None:
         request = self._request_of(transfer_id)
         request.on_ready()
+        assert request.prefiller_idx is not None
+        self.peers.succeeded(request.prefiller_idx)
         sequence = self.scheduler.sequence(request.request_id)
         assert sequence is not None
         self.scheduler.start(request.request_id, num_computed=len(sequence.token_ids) - 1)
@@ -273,14 +335,22 @@ class DecodeNode:
 
     def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
         request = self._request_of(transfer_id)
-        request.transfer_id = None
+        request.on_lost(error)
         self._log.lost(transfer_id, error.message)
-        if request.output_len:
-            request.prefill_here = True
-            self.scheduler.requeue(request.request_id)
-            self._loop.wake()
-        else:
+        assert request.prefiller_idx is not None
+        is_its_own_fault = error.http_status < 500
+        if not is_its_own_fault:
+            self.peers.failed(request.prefiller_idx)
+        sequence = self.scheduler.sequence(request.request_id)
+        assert sequence is not None
+        if not request.output_len and (
+            is_its_own_fault or self._decide(sequence, request) is Place.GIVE_UP
+        ):
             self._bridge.fail(request.request_id, error)
+            return
+        self._bridge.counters["prefills_retried"] += 1
+        self.scheduler.requeue(request.request_id)
+        self._loop.wake()
 
     def prefill_times(self, link: DecodeLink, times: PrefillTimes) -> None:
         if times.transfer_outlasts_prefill:
@@ -310,17 +380,20 @@ class DecodeNode:
 
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""
-        usable = bool(self.peers.links)
+        is_linked = bool(self.peers.links)
         fabrics = self._hub.statistics()
         counts = self._bridge.counts() | {
             "transfers_open": len(self._transfers),
             "prefillers": len(self.peers.links),
+            "links_lost": self.peers.num_lost,
+            "links_fenced": sum(fabric.links_fenced for fabric in fabrics),
+            "breakers_opened": self.peers.num_breakers_opened,
             "slots_taken": self._slots.num_taken,
             "atoms_counted": sum(fabric.atoms_reaped for fabric in fabrics),
             "imms_stale": sum(fabric.stale_imms for fabric in fabrics),
         }
-        return NodeStatus(
-            healthy=usable,
-            detail="ready" if usable else self.peers.status,
-            counts=counts,
-        )
+        if is_linked:
+            return NodeStatus(healthy=True, detail="ready", counts=counts)
+        here = self._policy.local_fallback
+        detail = f"prompts are prefilled here: {self.peers.status}" if here else self.peers.status
+        return NodeStatus(healthy=here, detail=detail, counts=counts)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pdx.errors import RequestError
 from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.messages import ChunkTimes
 from pdx.metrics.clock import now_s
 from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
-from pdx.request.batch import ScoredToken
+from pdx.request.batch import PromptScores, ScoredToken
 
 __all__ = ["DecodeRequest"]
 
@@ -40,9 +41,15 @@ class DecodeRequest:
     prefiller: str | None = None
     provider: str | None = None
     same_host: bool = False
-    num_transfers: int = 0
-    #: A transfer of a stream that had begun was lost: the next prefill runs on this node.
-    prefill_here: bool = False
+    #: Which prefiller was asked last; None: none ever was.
+    prefiller_idx: int | None = None
+    #: Prefillers that have failed it, and the latest reason.
+    failed_prefillers: list[int] = field(default_factory=list)
+    last_error: RequestError | None = None
+    #: When it first had to wait for a prefiller.
+    waiting_since_s: float | None = None
+    #: Of the transfer that runs now, and of all that arrived.
+    asked_bytes: int = 0
     transfer_bytes: int = 0
     admitted_s: float | None = None
     #: What this node itself prefilled.
@@ -73,23 +80,44 @@ class DecodeRequest:
         chunk = ChunkTimes(end_position=end_position, start_ns=start_ns, end_ns=end_ns)
         self.own_chunks.append(chunk)
 
-    def dispatch(self, transfer_id: int, link: DecodeLink, num_bytes: int) -> None:
+    def dispatch(
+        self, transfer_id: int, prefiller_idx: int, link: DecodeLink, num_bytes: int
+    ) -> None:
         """A prefiller is asked for the KV cache."""
         self.transfer_id = transfer_id
-        self.num_transfers += 1
-        self.transfer_bytes += num_bytes
+        self.prefiller_idx = prefiller_idx
+        self.asked_bytes = num_bytes
+        self.waiting_since_s = None
+        if self.prompt_logprobs_wanted is not None:
+            self.prompt_logprobs.clear()  # of a transfer that failed
         self.prefiller, self.provider, self.same_host = link.peer, link.provider, link.same_host
         self.dispatched_s = now_s()
+
+    def on_lost(self, error: RequestError) -> None:
+        """The KV cache will not come from whoever was asked."""
+        assert self.prefiller_idx is not None
+        self.transfer_id = None
+        self.prefiller = self.provider = None
+        self.failed_prefillers.append(self.prefiller_idx)
+        self.last_error = error
+
+    def on_own_scores(self, scores: PromptScores) -> None:
+        """This node has scored a part of the prompt. A request that was preempted is scored once
+        more; its scores go out once.
+        """
+        if self.first_token_s is None:
+            del self.prompt_logprobs[scores.first_position - 1 :]
+            self.prompt_logprobs += scores.tokens
 
     def on_arrived(self, arrival: Arrival) -> None:
         """The KV cache is here."""
         self.arrival = arrival
+        self.transfer_bytes += self.asked_bytes
         self.arrived_s = now_s()
 
     def on_ready(self) -> None:
         """The request starts."""
         self.arrived_transfer_id, self.transfer_id = self.transfer_id, None
-        self.prompt_logprobs_wanted = None
 
     def take_prompt_logprobs(self) -> list[ScoredToken]:
         """The prompt's scores, once: they go out with the first tokens."""
@@ -101,6 +129,7 @@ class DecodeRequest:
         self.output_len += num_tokens
         if self.first_token_s is None:
             self.first_token_s = now_s()
+            self.prompt_logprobs_wanted = None
 
     def timeline(self) -> RequestTimeline:
         """The finished request's timeline."""
@@ -120,7 +149,7 @@ class DecodeRequest:
             arrived_s=self._since(self.arrived_s),
             first_token_s=self._since(self.first_token_s),
             finished_s=self._since(now_s()),
-            num_retries=max(self.num_transfers - 1, 0),
+            num_retries=len(self.failed_prefillers),
             chunks=self._chunks(times),
             landed=self._landed(),
         )

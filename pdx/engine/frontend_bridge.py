@@ -175,6 +175,8 @@ class FrontendBridge:
         frame = []
         for update in updates:
             request = self.requests.get(update.request_id)
+            if request is not None and update.prompt_scores is not None:
+                request.on_own_scores(update.prompt_scores)
             if request is not None and (update.token_ids or update.finish_reason is not None):
                 frame.append(self._stream_update(request, update))
         if frame:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused
 from pdx.messenger.control import Address, connect
@@ -18,7 +18,7 @@ from pdx.messenger.messages import Description
 from pdx.messenger.slots import SlotTable
 from pdx.metrics.clock import now_s
 
-__all__ = ["PeerConnector", "describe_with_patience"]
+__all__ = ["PeerConnector", "backoffs", "describe_with_patience"]
 
 logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
@@ -26,6 +26,14 @@ _CONNECT_TIMEOUT_S = 5.0
 _DESCRIBE_TIMEOUT_S = 2.0
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
+
+
+def backoffs() -> Iterator[float]:
+    """How long to wait before each further try, seconds."""
+    backoff_s = _FIRST_BACKOFF_S
+    while True:
+        yield backoff_s
+        backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
 
 async def describe_with_patience(
@@ -38,7 +46,7 @@ async def describe_with_patience(
         PeerError: what is there is no prefiller of this protocol.
     """
     deadline = now_s() + timeout_s
-    backoff_s = _FIRST_BACKOFF_S
+    waits = backoffs()
     while True:
         for address in addresses:
             try:
@@ -55,8 +63,7 @@ async def describe_with_patience(
                 f"{addresses[0]}",
                 peer=str(addresses[0]),
             ) from error
-        await asyncio.sleep(min(backoff_s, left_s))
-        backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+        await asyncio.sleep(min(next(waits), left_s))
 
 
 class PeerConnector:
@@ -70,13 +77,21 @@ class PeerConnector:
         identity: NodeIdentity,
         *,
         owner: DecodeLinkOwner,
+        on_link: Callable[[PeerConnector], None] = lambda connector: None,
     ) -> None:
+        """
+        Args:
+            on_link: told of each new link.
+        """
         self.address = address
         self._hub = hub
         self._slots = slots
         self._identity = identity
         self._owner = owner
+        self._on_link = on_link
         self.link: DecodeLink | None = None
+        #: Links that ended.
+        self.num_lost = 0
         self._status = f"connecting to {address}"
         self._serving: asyncio.Task[None] | None = None
 
@@ -112,6 +127,7 @@ class PeerConnector:
         self.link = link
         self._status = f"connected to {self.address} ({link.provider})"
         self._serving = asyncio.create_task(link.run())
+        self._on_link(self)
 
     async def run(self) -> None:
         """Keep the link until cancelled.
@@ -119,22 +135,22 @@ class PeerConnector:
         Raises:
             PeerRefused: the prefiller that came back refuses us.
         """
-        backoff_s = _FIRST_BACKOFF_S
+        waits = backoffs()
         while True:
             if self._serving is not None:
                 await self._serving
+                self.num_lost += 1
                 logger.warning("%s", self.status)
             try:
                 await self.connect_once()
-                backoff_s = _FIRST_BACKOFF_S
+                waits = backoffs()
                 logger.info("%s", self.status)
             except PeerRefused:
                 raise
             except (PeerError, FabricError) as error:
                 self._serving = None
                 self._status = f"not connected to {self.address}: {error.message}"
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+                await asyncio.sleep(next(waits))
 
     async def stop(self, reason: str) -> None:
         """End the link on purpose and wait for its fence (two seconds at most)."""

@@ -9,7 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from pdx.engine.peer import PeerConnector
+from pdx.config.node import RecoveryConfig
+from pdx.engine.peer import PeerConnector, backoffs
+from pdx.engine.recovery import Breaker, Prefiller
 from pdx.errors import FabricError, PeerError, PeerRefused
 from pdx.messenger.decode_link import DecodeLink
 from pdx.metrics.clock import now_s
@@ -17,25 +19,39 @@ from pdx.metrics.clock import now_s
 __all__ = ["Peers"]
 
 logger = logging.getLogger(__name__)
-_FIRST_BACKOFF_S = 0.05
-_LONGEST_BACKOFF_S = 2.0
 
 
 class Peers:
-    """One connector for each prefiller, and the prompt tokens that each has to do for us."""
+    """One connector and one breaker for each prefiller, and the prompt tokens that each has to do
+    for us. A prefiller is named by its index.
+    """
 
-    def __init__(self, connectors: Sequence[PeerConnector]) -> None:
+    def __init__(self, connectors: Sequence[PeerConnector], policy: RecoveryConfig) -> None:
         self._connectors = list(connectors)
+        self._breakers = [
+            Breaker(failure_rate=policy.breaker_rate, pause_s=policy.breaker_pause_s)
+            for _ in connectors
+        ]
+        #: The process that answered at each address last.
+        self._nodes = [""] * len(self._connectors)
         #: Of transfers that are not here yet: the prefiller's link, and tokens asked for.
         self._asked: dict[int, tuple[DecodeLink, int]] = {}
-        #: The links in the order of their last use, so that equals take turns.
-        self._turns: list[DecodeLink] = []
+        #: When each was last asked, so that equals take turns.
+        self._turns = [0] * len(self._connectors)
+        self._num_asked = 0
 
     @property
     def links(self) -> list[DecodeLink]:
         """Those that take prompts now."""
         links = (connector.link for connector in self._connectors)
         return [link for link in links if link is not None and link.usable]
+
+    @property
+    def any_trusted(self) -> bool:
+        """One of them takes prompts, and its breaker lets them through."""
+        now = now_s()
+        pairs = zip(range(len(self._connectors)), self._breakers, strict=True)
+        return any(self.link(idx) is not None and each.allows(now) for idx, each in pairs)
 
     @property
     def max_prompt_len(self) -> int | None:
@@ -47,18 +63,66 @@ class Peers:
         """What happens to the links, for people."""
         return "; ".join(connector.status for connector in self._connectors)
 
-    def pick(self, num_tokens: int) -> DecodeLink | None:
-        """The prefiller with the fewest tokens to do among those that hold the prompt."""
-        links = self.links
-        used = [link for link in self._turns if link in links]
-        self._turns = [*(link for link in links if link not in used), *used]
-        able = [link for link in self._turns if link.max_prompt_len >= num_tokens]
-        return min(able, key=self._num_queued, default=None)
+    @property
+    def num_lost(self) -> int:
+        """Links that ended."""
+        return sum(connector.num_lost for connector in self._connectors)
 
-    def asked(self, transfer_id: int, link: DecodeLink, num_tokens: int) -> None:
+    @property
+    def num_breakers_opened(self) -> int:
+        """How many times a prefiller was left alone because too much had failed there."""
+        return sum(breaker.num_opened for breaker in self._breakers)
+
+    def views(self, num_tokens: int) -> list[Prefiller]:
+        """Each prefiller as to a prompt of this length, the one with the fewest tokens to do
+        first.
+        """
+        order = sorted(range(len(self._connectors)), key=self._load)
+        now = now_s()
+        return [
+            Prefiller(
+                idx=idx,
+                able=(link := self.link(idx)) is not None and link.max_prompt_len >= num_tokens,
+                trusted=self._breakers[idx].allows(now),
+            )
+            for idx in order
+        ]
+
+    def link(self, idx: int) -> DecodeLink | None:
+        """A prefiller's link, where it takes prompts now."""
+        link = self._connectors[idx].link
+        return link if link is not None and link.usable else None
+
+    def linked(self, connector: PeerConnector) -> None:
+        """There is a new link. What another process failed before says nothing of this one."""
+        idx = self._connectors.index(connector)
+        assert connector.link is not None
+        if self._nodes[idx] != connector.link.peer_node:
+            self._nodes[idx] = connector.link.peer_node
+            self._breakers[idx].reset()
+
+    def asked(self, idx: int, transfer_id: int, link: DecodeLink, num_tokens: int) -> None:
         """A transfer begins."""
         self._asked[transfer_id] = (link, num_tokens)
-        self._turns = [*(each for each in self._turns if each is not link), link]
+        self._num_asked += 1
+        self._turns[idx] = self._num_asked
+        self._breakers[idx].on_asked()
+
+    def succeeded(self, idx: int) -> None:
+        """A prefiller has done what it was asked."""
+        self._breakers[idx].on_success()
+
+    def failed(self, idx: int) -> None:
+        """It has not, by no fault of the request's."""
+        was_open = self._breakers[idx].is_open
+        self._breakers[idx].on_failure(now_s())
+        if self._breakers[idx].is_open and not was_open:
+            address = self._connectors[idx].address
+            logger.warning("too many prompts fail at %s: it is left alone for a while", address)
+
+    def aborted(self, idx: int) -> None:
+        """Its answer is not wanted any more."""
+        self._breakers[idx].on_abort()
 
     def over(self, transfer_id: int) -> None:
         """Nothing more is to be done for a transfer; told of the first time only."""
@@ -72,7 +136,7 @@ class Peers:
             PeerError, FabricError: none worked for ``timeout_s`` seconds.
         """
         deadline = now_s() + timeout_s
-        backoff_s = _FIRST_BACKOFF_S
+        waits = backoffs()
         while True:
             for connector in self._connectors:
                 try:
@@ -84,8 +148,7 @@ class Peers:
                     on_wait(f"connecting to {connector.address}: {error.message}")
             if now_s() >= deadline:
                 raise failure
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+            await asyncio.sleep(next(waits))
 
     async def run(self) -> None:
         """Keep all links until cancelled.
@@ -111,5 +174,7 @@ class Peers:
         """End all links on purpose."""
         await asyncio.gather(*(connector.stop(reason) for connector in self._connectors))
 
-    def _num_queued(self, link: DecodeLink) -> int:
-        return sum(num_tokens for asked, num_tokens in self._asked.values() if asked is link)
+    def _load(self, idx: int) -> tuple[int, int]:
+        link = self._connectors[idx].link
+        queued = sum(num_tokens for asked, num_tokens in self._asked.values() if asked is link)
+        return queued, self._turns[idx]

@@ -101,6 +101,8 @@ class DecodeLink:
         self.over = asyncio.Event()
         self.end_reason: str | None = None
         self.same_host = False
+        #: Random identity of the prefiller's process.
+        self.peer_node = ""
         self.max_prompt_len = 0
         #: The prefiller's KV memory, once attached.
         self.src_layout: NodeLayout | None = None
@@ -144,6 +146,7 @@ class DecodeLink:
         """
         self._fabric_link = link
         self.same_host = same_host
+        self.peer_node = welcome.node
         self.max_prompt_len = welcome.max_prompt_len
         self.src_layout = welcome.manifest.layout()
         link.fabric.connect(link.link, welcome.descriptor)

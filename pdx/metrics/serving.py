@@ -166,7 +166,7 @@ class _NodeCounts:
     What has been shown of a counter is never taken back, whatever the primary says.
     """
 
-    _LEVELS = frozenset({"transfers_open", "slots_taken"})
+    _LEVELS = frozenset({"transfers_open", "slots_taken", "prefillers"})
 
     def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
         self._counts = counts

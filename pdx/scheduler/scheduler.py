@@ -19,6 +19,7 @@ all tokens up to their end; a sequence begins with the published pages of its lo
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pdx.errors import InvalidRequest
@@ -139,9 +140,12 @@ class Scheduler:
         """
         self._prefixes.hash_some()
 
-    def admit(self) -> list[Sequence]:
+    def admit(self, held: Collection[int] = ()) -> list[Sequence]:
         """Lease pages for waiting requests, in their order, until one does not fit. Those whose
         next page is being computed wait for it; those that are not hashed yet, for that.
+
+        Args:
+            held: requests that wait for something else.
         """
         admitted: list[Sequence] = []
         if not self._waiting:
@@ -151,7 +155,7 @@ class Scheduler:
         for sequence in admission_order(self._waiting, self._active.values()):
             if len(self._active) >= self.limits.max_num_seqs:
                 break
-            if not self._prefixes.is_hashed(sequence):
+            if sequence.request_id in held or not self._prefixes.is_hashed(sequence):
                 continue
             shared = self._prefixes.known(sequence)
             if self._prefixes.lacks(sequence, len(shared)) in being_computed:
@@ -170,12 +174,23 @@ class Scheduler:
             being_computed |= self._prefixes.next_keys([sequence])
         return admitted
 
-    def start(self, request_id: int, *, num_computed: int | None = None) -> None:
-        """Let an admitted request take part in passes; ``num_computed`` of its tokens are in its
-        pages already (None: those that its prefix shares).
+    def start(
+        self,
+        request_id: int,
+        *,
+        num_computed: int | None = None,
+        scoring: PromptScoring | None = None,
+    ) -> None:
+        """Let an admitted request take part in passes.
+
+        Args:
+            num_computed: so many of its tokens are in its pages already (None: those that its
+                prefix shares).
+            scoring: its prompt is prefilled and scored here, which was not known when it came.
         """
         sequence = self._active[request_id]
         assert sequence.state is SequenceState.ADMITTED
+        sequence.scoring = scoring or sequence.scoring
         sequence.state = SequenceState.RUNNING
         sequence.num_computed = sequence.num_cached if num_computed is None else num_computed
         self._prefixes.publish(sequence)

@@ -95,6 +95,10 @@ class Node:
         """Process ids of all of a kind."""
         return [pid for pid in self.family() if module in _command_line(pid)]
 
+    def signal_child(self, module: str, number: int) -> None:
+        """Send a signal to the node's only process of a kind."""
+        os.kill(self.child(module), number)
+
     def signal_family(self, number: int) -> None:
         """Send a signal to all of the node's processes, children first."""
         for pid in reversed(self.family()):
@@ -272,7 +276,7 @@ class Decoder(Node):
     def wait_healthy(self, timeout_s: float = 10.0) -> float:
         """Wait until a prefiller is connected; returns how long that took."""
         return wait_until(
-            lambda: self.health()["status"] == "ok",
+            lambda: self.health()["counts"].get("prefillers", 0) > 0,
             timeout_s=timeout_s,
             what="a prefiller is there",
         )

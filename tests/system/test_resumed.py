@@ -13,6 +13,8 @@ NUM_STREAMS, NUM_TOKENS = 4, 150
 PAGE, LAYERS = 16, 3
 #: All of the prompts fit, all of the outputs do not.
 TIGHT = ["--pages", "36", "--reserve-output", "4"]
+#: Prompts are never prefilled by the decoder itself.
+REMOTE = ["--no-local-fallback", "--prefiller-wait", "0.5"]
 
 
 def test_preempted_streams_go_on_when_their_prefiller_is_gone(
@@ -22,7 +24,7 @@ def test_preempted_streams_go_on_when_their_prefiller_is_gone(
     wanted = [tiny_oracle.greedy(prompt, NUM_TOKENS) for prompt in prompts]
     with (
         prefiller(tiny_llama, tmp_path / "prefill.log", "--kv-memory", "16M") as source,
-        decoder(source.address, tmp_path / "decode.log", *TIGHT) as node,
+        decoder(source.address, tmp_path / "decode.log", *TIGHT, *REMOTE) as node,
         ThreadPoolExecutor(NUM_STREAMS) as threads,
     ):
         answers = [threads.submit(node.complete, prompt, NUM_TOKENS) for prompt in prompts]
@@ -37,4 +39,7 @@ def test_preempted_streams_go_on_when_their_prefiller_is_gone(
         for answer, want in zip(answers, wanted, strict=True):
             assert want.agrees_with(answer.result())
         node.wait_clean()
-        assert node.post(prompts[0], 4).status_code == 503
+        refused = node.post(prompts[0], 4)
+        assert refused.status_code == 503
+        assert "no prefiller is connected" in refused.json()["error"]["message"]
+        assert not node.counts()["pages_quarantined"]
