@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pdx.cli import bench, chat, decode, generate, inspect, prefill, serve
+from pdx.cli import bench, chat, decode, generate, inspect, prefill, serve, sim
 from pdx.cli.output import print_error
 from pdx.errors import PdxError
 
@@ -29,6 +29,7 @@ app.command("prefill")(prefill.prefill)
 app.command("decode")(decode.decode)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
+app.command("sim")(sim.sim)
 app.add_typer(inspect.app)
 app.add_typer(bench.app)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from pdx.fabric.simulated.imm import ImmLayout
 from pdx.fabric.simulated.link import Link, Operation, OpKind
 from pdx.fabric.simulated.memory import AddressSpace
 from pdx.fabric.simulated.nodes import Endpoint, Flight, Landing, Node, Path
-from pdx.fabric.simulated.transfer import WriteShape
+from pdx.fabric.simulated.transfer import Range, WriteShape
 
 if TYPE_CHECKING:
     from pdx.fabric.simulated.worker import Worker
@@ -151,8 +151,42 @@ class SimulatedNetwork:
                 # What was not read yet never will be; the rest is in the sockets.
                 if flight.data is None or self._rng.random() < 0.5:
                     self._lose(flight)
+        elif endpoint.outbound:
+            endpoint.node.pulled_from.append(endpoint)
         for callback in self._gone.pop(endpoint.name, []):
             callback()
+
+    # ---- for whoever checks invariants ----------------------------------------------------------
+
+    def pending_targets(self, name: str) -> Iterator[list[Range]]:
+        """Where writes can still land in a node's regions: what is posted, and what is armed at the
+        other ends of its open endpoints.
+        """
+        for endpoint in self.node(name).endpoints:
+            for flight in endpoint.inbound:
+                write = flight.operation.write
+                if write is not None:
+                    yield [(piece.dst_offset, piece.num_bytes) for piece in write.pieces]
+            for end in endpoint.link.peer_ends:
+                source = self._endpoints.get(end.name)
+                transfers = () if source is None else source.link.transfers.values()
+                for transfer in transfers:
+                    for batch in transfer.batches:
+                        yield batch.ranges()[1]
+
+    def pending_sources(self, name: str) -> Iterator[list[Range]]:
+        """Where writes can still read a node's regions: what is posted and not read yet, and what
+        is armed.
+        """
+        node = self.node(name)
+        for endpoint in (*node.endpoints, *node.pulled_from):
+            for flight in endpoint.outbound:
+                write = flight.operation.write
+                if write is not None and flight.data is None and not flight.lost:
+                    yield [(piece.src_offset, piece.num_bytes) for piece in write.pieces]
+            for transfer in endpoint.link.transfers.values():
+                for batch in transfer.batches:
+                    yield batch.ranges()[0]
 
     # ---- faults ---------------------------------------------------------------------------------
 

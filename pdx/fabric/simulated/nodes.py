@@ -42,6 +42,8 @@ class Node:
     backlog: list[Callable[[], None]] = field(default_factory=list)
     endpoints: list[Endpoint] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
+    #: Closed ones from which a shm peer may still pull.
+    pulled_from: list[Endpoint] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 
 from pdx.fabric.interface import PageBatch, Provider, TransferDone
 
-__all__ = ["Batch", "Piece", "Transfer", "TransferState", "Write", "WriteShape"]
+__all__ = ["Batch", "Piece", "Range", "Transfer", "TransferState", "Write", "WriteShape"]
+
+#: Offset from a region's start, and length; bytes.
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +133,14 @@ class Batch:
                 layer, page = layer + 1, 0
         assert pieces
         return Write(tuple(pieces), atoms), (layer, page)
+
+    def ranges(self) -> tuple[list[Range], list[Range]]:
+        """Where the first layer of each page is read, and where it is written."""
+        batch = self._batch
+        return (
+            [(batch.src_offset + offset, batch.page_bytes) for offset in self._sources],
+            [(batch.dst_offset + offset, batch.page_bytes) for offset in self._targets],
+        )
 
     def advance(self, position: tuple[int, int]) -> None:
         """What next_write() returned is posted."""

@@ -1,0 +1,156 @@
+"""Makes a scenario's faults happen to a history's room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, assert_never
+
+from pdx.sim.scenario import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from pdx.sim.history import History
+
+__all__ = ["FaultDriver"]
+
+
+class FaultDriver:
+    """Begins faults, and ends them after their time."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def begin(self, fault: Fault) -> None:
+        """A fault's time has come."""
+        self._history.note("fault", str(fault))
+        end = self._begin(fault)
+        if end is not None:
+            loop = self._history.loop
+            loop.call_at_ns(loop.now_ns + fault.duration_ns, self._end, fault, end)
+
+    def _end(self, fault: Fault, end: Callable[[], None]) -> None:
+        self._history.note("fault", f"{fault.kind} {fault.target} is over")
+        end()
+
+    def _begin(self, fault: Fault) -> Callable[[], None] | None:
+        """Do it; what ends it, if anything is to be ended."""
+        history, network = self._history, self._history.network
+        match fault.kind:
+            case FaultKind.KILL:
+                return self._kill(fault.target)
+            case FaultKind.RESTART:
+                return self._restart(fault.target)
+            case FaultKind.PAUSE:
+                return self._pause(fault.target)
+            case FaultKind.PARTITION:
+                return self._partition(fault)
+            case FaultKind.SLOW:
+                return self._slow(fault.target, fault.other, 1 + 200 * fault.strength**3)
+            case FaultKind.REORDER:
+                wide = (0, int(200e6 * fault.strength**2))
+                return self._conditions(wire_ns=wide, imm_ns=(0, wide[1] // 2))
+            case FaultKind.LOSE:
+                return self._conditions(completion_loss_rate=fault.strength / 2)
+            case FaultKind.LATE:
+                return self._conditions(completion_ns=(0, int(3e9 * fault.strength**2)))
+            case FaultKind.REFUSE:
+                return self._conditions(refusal_rate=0.3 + 0.69 * fault.strength)
+            case FaultKind.RESET:
+                network.reset(fault.target, fault.other)
+            case FaultKind.HANGUP:
+                history.control.hang_up(fault.target, fault.other, half=fault.strength < 0.5)
+            case FaultKind.ABORT:
+                self._abort(int(fault.target))
+            case FaultKind.PAGES:
+                pass  # the nodes were made with few
+            case _:
+                assert_never(fault.kind)
+        return None
+
+    def _kill(self, name: str) -> Callable[[], None] | None:
+        if self._history.nodes[name].process.dead:
+            return None
+        self._history.kill_node(name)
+        return partial(self._history.start_node, name)
+
+    def _restart(self, name: str) -> Callable[[], None] | None:
+        """A clean stop; the process is gone when its node has stopped, or at the fault's end."""
+        running = self._history.nodes[name]
+        if running.process.dead or running.process.paused:
+            return None
+        if running.frontend is not None:
+            running.frontend.open = False
+        stopping = self._history.loop.create_task(
+            running.stop(), context=running.process.context.copy()
+        )
+
+        def again() -> None:
+            stopping.cancel()
+            if not running.process.dead:
+                self._history.kill_node(name)
+            if self._history.nodes[name] is running:
+                self._history.start_node(name)
+
+        return again
+
+    def _pause(self, name: str) -> Callable[[], None] | None:
+        history, process = self._history, self._history.nodes[name].process
+        if process.dead or process.paused:
+            return None
+        history.network.pause(name)
+        history.loop.pause(process)
+
+        def resume() -> None:
+            if not process.dead:
+                history.network.resume(name)
+                history.loop.resume(process)
+
+        return resume
+
+    def _partition(self, fault: Fault) -> Callable[[], None]:
+        """Both ways and both kinds of traffic, or a part of it: a link that is half open."""
+        one, other = fault.target, fault.other
+        network, control = self._history.network, self._history.control
+        part = int(fault.strength * 6)
+        if part != 1:
+            network.cut(one, other)
+        if part != 2:
+            control.cut(one, other)
+        if part != 3:
+            network.cut(other, one)
+        if part != 4:
+            control.cut(other, one)
+
+        def mend() -> None:
+            network.mend(one, other)
+            control.mend(one, other)
+
+        return mend
+
+    def _slow(self, one: str, other: str, slowness: float) -> Callable[[], None]:
+        def set_to(factor: float) -> None:
+            self._history.network.slow(one, other, factor)
+            self._history.control.slow(one, other, factor)
+
+        set_to(slowness)
+        return partial(set_to, 1.0)
+
+    def _conditions(self, **changes: object) -> Callable[[], None]:
+        network = self._history.network
+        before = network.conditions
+        normal = {name: getattr(before, name) for name in changes}
+        network.conditions = replace(before, **changes)  # type: ignore[arg-type]
+
+        def restore() -> None:
+            network.conditions = replace(network.conditions, **normal)
+
+        return restore
+
+    def _abort(self, number: int) -> None:
+        client = self._history.clients.get(number)
+        if client is None or client.submitted_ns is None:
+            return
+        frontend = self._history.nodes[client.plan.decoder].frontend
+        if frontend is not None:
+            frontend.abort(client)

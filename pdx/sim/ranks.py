@@ -1,0 +1,244 @@
+"""The ranks of a simulated node: their memory, and passes that take time and compute what the
+simulated model computes, from the KV that they find in their pages.
+
+Runs on the virtual loop, in the node's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pdx.errors import WorkerError
+from pdx.fabric.simulated import AddressSpace
+from pdx.kv.layout import NodeLayout
+from pdx.kv.progress import end_value, layer_value
+from pdx.request.batch import (
+    Batch,
+    PromptScores,
+    RequestStart,
+    RequestStep,
+    SampledToken,
+    ScoredToken,
+    StepOutput,
+)
+from pdx.sim.model import SimulatedModel
+
+__all__ = ["PassTimes", "SimulatedMemory", "SimulatedRanks"]
+
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    """How long a pass takes."""
+
+    base_ns: int = 1_000_000
+    token_ns: int = 50_000
+    #: A pass takes up to this share longer, at random; a rank's progress is seen as much later.
+    jitter: float = 0.5
+
+
+class SimulatedMemory:
+    """KV pages and progress words of a node's ranks, in a room's address space."""
+
+    def __init__(self, space: AddressSpace, layout: NodeLayout) -> None:
+        rank = layout.rank
+        assert rank.token_run_bytes == _WORD_BYTES, "a token's part of a head is one word"
+        assert layout.rank_stride_bytes % _WORD_BYTES == 0
+        self._space = space
+        self._words = np.zeros(layout.total_bytes // _WORD_BYTES, np.uint64)
+        self.kv_bytes = layout.total_bytes
+        self.kv_address = space.map(self._words)
+        self._progress_address = space.map(bytearray(_WORD_BYTES * layout.tp_size))
+        self.progress_addresses = tuple(
+            self._progress_address + _WORD_BYTES * i for i in range(layout.tp_size)
+        )
+        #: Words are watched in a simulated room.
+        self.progress_eventfds: tuple[int, ...] = ()
+        shape = (rank.num_layers, rank.num_pages, rank.num_kv_heads, rank.num_parts, rank.page_size)
+        stride, size = layout.rank_stride_bytes // _WORD_BYTES, rank.total_bytes // _WORD_BYTES
+        #: Of each rank: [L, P, Hkv, part, S].
+        self.ranks = [
+            self._words[i * stride : i * stride + size].reshape(shape)
+            for i in range(layout.tp_size)
+        ]
+
+    def store_progress(self, value: int, rank_idx: int) -> None:
+        """A rank's progress, where the fabric's worker sees it."""
+        self._space.store_word(self.progress_addresses[rank_idx], value)
+
+    def close(self) -> None:
+        """Forget the addresses."""
+        self._space.unmap(self.kv_address)
+        self._space.unmap(self._progress_address)
+
+
+@dataclass(slots=True)
+class _Request:
+    start: RequestStart
+    token_ids: list[int]
+    num_computed: int
+    pages: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Span:
+    """What a pass does for one request: positions from ``start``, and the states after each."""
+
+    request: _Request
+    start: int
+    values: list[int]
+    states: list[int]
+    zero_rest: bool
+
+
+class SimulatedRanks:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        model: SimulatedModel,
+        memory: SimulatedMemory,
+        layout: NodeLayout,
+        times: PassTimes,
+        rng: random.Random,
+    ) -> None:
+        self._model = model
+        self._memory = memory
+        self._layout = layout
+        self._times = times
+        self._rng = rng
+        self._requests: dict[int, _Request] = {}
+        self._end: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
+        heads = [layout.heads(rank_idx) for rank_idx in range(layout.tp_size)]
+        self._factors = [model.factors[:, own.start : own.stop] for own in heads]
+        self._weights = [
+            model.place_weights[:, None, own.start : own.stop, :, None] for own in heads
+        ]
+        self._heads = heads
+
+    async def died(self) -> WorkerError:
+        return await asyncio.shield(self._end)
+
+    async def stop(self) -> None:
+        """Nothing runs between passes."""
+
+    def kill(self) -> None:
+        """A rank is killed."""
+        if not self._end.done():
+            self._end.set_result(WorkerError("the rank was killed"))
+
+    async def run(self, batch: Batch) -> StepOutput:
+        for request_id in batch.removes:
+            del self._requests[request_id]
+        for start in batch.starts:
+            request = _Request(start, list(start.token_ids), start.num_computed)
+            self._requests[start.request_id] = request
+        spans = [self._compute(step) for step in batch.steps]
+        num_tokens = sum(step.num_tokens for step in batch.steps)
+        times = self._times
+        pass_ns = times.base_ns + times.token_ns * num_tokens
+        pass_s = pass_ns * 1e-9 * (1 + self._rng.random() * times.jitter)
+        if any(step.num_tokens > 1 or not step.sample for step in batch.steps):
+            await self._run_layers(batch.pass_idx, spans, pass_s)
+        else:
+            await asyncio.sleep(pass_s)
+            self._write(spans, slice(None))
+        for rank_idx in range(self._layout.tp_size):
+            end = end_value(batch.pass_idx, self._layout.rank.num_layers)
+            self._memory.store_progress(end, rank_idx)
+        return self._output(batch, spans, pass_s)
+
+    async def _run_layers(self, pass_idx: int, spans: list[_Span], pass_s: float) -> None:
+        num_layers = self._layout.rank.num_layers
+        for layer in range(num_layers):
+            await asyncio.sleep(pass_s / num_layers)
+            self._write(spans, slice(layer, layer + 1))
+            for rank_idx in range(self._layout.tp_size):
+                # A sibling may lag; its word tells of this layer with a later one's, then.
+                if layer + 1 == num_layers or rank_idx == 0 or self._rng.random() < 0.8:
+                    self._memory.store_progress(layer_value(pass_idx, layer, num_layers), rank_idx)
+
+    def _compute(self, step: RequestStep) -> _Span:
+        request = self._requests[step.request_id]
+        request.pages += step.new_page_indices
+        start = request.num_computed
+        state = self._state_of(request.pages, start)
+        values, states = [], []
+        for position in range(start, start + step.num_tokens):
+            value, state = self._model.advance(state, position, request.token_ids[position])
+            values.append(value)
+            states.append(state)
+        request.num_computed = start + step.num_tokens
+        return _Span(request, start, values, states, step.zero_last_page)
+
+    def _state_of(self, pages: Sequence[int], num_tokens: int) -> int:
+        """What the KV of the first positions adds up to, as it lies in the pages now."""
+        if not num_tokens:
+            return 0
+        num_pages = self._layout.rank.num_pages_for(num_tokens)
+        chosen = pages[:num_pages]
+        weights = self._model.position_weights[:num_tokens]
+        by_head: dict[int, int] = {}
+        state = 0
+        for rank_idx, memory in enumerate(self._memory.ranks):
+            weighted = memory[:, chosen] * self._weights[rank_idx]
+            by_token = weighted.sum(axis=(0, 3))  # [page, head, token]
+            for place, head in enumerate(self._heads[rank_idx]):
+                found = int((by_token[:, place].reshape(-1)[:num_tokens] * weights).sum())
+                if head not in by_head:
+                    state += by_head.setdefault(head, found)
+                else:  # a replica that differs must not go unseen
+                    state += (found - by_head[head]) * (2 * rank_idx + 1)
+        return state & 0xFFFFFFFFFFFFFFFF
+
+    def _write(self, spans: list[_Span], layers: slice) -> None:
+        page_size = self._layout.rank.page_size
+        for span in spans:
+            stop = span.start + len(span.values)
+            positions = np.arange(span.start, stop)
+            pages = np.array(span.request.pages)[positions // page_size]
+            values = np.array(span.values, np.uint64)[:, None, None, None]
+            for memory, factors in zip(self._memory.ranks, self._factors, strict=True):
+                # [T, L, Hkv, part]
+                memory[layers, pages, :, :, positions % page_size] = values * factors[layers]
+                if span.zero_rest and stop % page_size:
+                    memory[layers, pages[-1], :, :, stop % page_size :] = 0
+
+    def _output(self, batch: Batch, spans: list[_Span], pass_s: float) -> StepOutput:
+        tokens, scores = [], []
+        for step, span in zip(batch.steps, spans, strict=True):
+            if step.sample:
+                token_id = self._model.token(span.states[-1])
+                span.request.token_ids.append(token_id)
+                tokens.append(
+                    SampledToken(request_id=step.request_id, token_id=token_id, logprob=0.0)
+                )
+            scored = self._scores(step.request_id, span)
+            if scored is not None:
+                scores.append(scored)
+        return StepOutput(
+            pass_idx=batch.pass_idx, tokens=tokens, prompt_scores=scores, pass_s=pass_s
+        )
+
+    def _scores(self, request_id: int, span: _Span) -> PromptScores | None:
+        """Of the prompt's tokens that follow the span's positions, where they are asked for."""
+        start = span.request.start
+        if start.prompt_logprobs is None:
+            return None
+        known = start.token_ids
+        if start.next_token_id is not None:
+            known = [*known, start.next_token_id]
+        following = known[span.start + 1 : span.start + 1 + len(span.states)]
+        if not following:
+            return None
+        scored = [
+            ScoredToken(token_id=t, logprob=self._model.logprob(state, t), top=[])
+            for t, state in zip(following, span.states, strict=False)
+        ]
+        return PromptScores(request_id=request_id, first_position=span.start + 1, tokens=scored)
