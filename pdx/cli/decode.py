@@ -46,6 +46,7 @@ def decode(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     from pdx.cli.serving import report_on_request, tracing
     from pdx.config.model_source import model_is_folder
+    from pdx.config.secret import shared_secret
     from pdx.engine.decode_node import DecodeNode
     from pdx.engine.loading import load_model
     from pdx.engine.peer import describe_with_patience
@@ -56,7 +57,10 @@ async def _serve(settings: Settings) -> None:
     server, patience_s = settings.build(ServerConfig), settings["peer_timeout_s"]
     peers = [parse_address(peer) for peer in settings["peers"]]
     parse_address(server.http)
-    described = await describe_with_patience(peers, timeout_s=patience_s, on_wait=status_line)
+    secret = shared_secret(settings)
+    described = await describe_with_patience(
+        peers, timeout_s=patience_s, on_wait=status_line, secret=secret
+    )
     config = settings.build(
         EngineConfig,
         dtype=described.dtype if settings["dtype"] == "auto" else settings["dtype"],
@@ -77,6 +81,7 @@ async def _serve(settings: Settings) -> None:
             fabric=cast("FabricChoice", settings["fabric"]),
             fabric_cpu=fabric_cpu,
             fabric_bind=settings["fabric_bind"],
+            secret=secret,
             trace=closing.enter_context(tracing(settings["trace"], "decoder")),
         )
         closing.push_async_callback(node.stop, "the decoder shuts down")

@@ -17,6 +17,7 @@ PREFILL_SETTINGS = [
     *pick(ModelChoice, required=["model"]),
     *pick(EngineConfig),
     *pick(FabricConfig, "listen", "fabric", "fabric_bind", "fabric_core"),
+    *pick(FabricConfig, "secret_file", "secret"),
 ]
 
 
@@ -31,6 +32,7 @@ def prefill(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     from pdx.cli.serving import bind, report_on_request
     from pdx.config.model_source import model_is_folder, resolve_model
+    from pdx.config.secret import require_secret, shared_secret
     from pdx.engine.loading import load_model
     from pdx.engine.prefill_node import PrefillNode
     from pdx.fabric.worker_core import worker_core
@@ -38,10 +40,12 @@ async def _serve(settings: Settings) -> None:
     from pdx.messenger.handshake import FabricChoice
 
     model: str = settings["model"]
+    secret = shared_secret(settings)
     fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
     # Before the model is loaded: a port that is taken should not cost a minute. Decoders that
     # connect meanwhile wait in the backlog.
     listener = bind(parse_address(settings["listen"]))
+    require_secret(listener, secret)
     folder = resolve_model(model)
     # A folder is announced by its absolute path: a decoder on this host may run elsewhere.
     name = str(folder) if model_is_folder(model) else model
@@ -56,6 +60,7 @@ async def _serve(settings: Settings) -> None:
             fabric=fabric,
             fabric_cpu=fabric_cpu,
             fabric_bind=settings["fabric_bind"],
+            secret=secret,
         )
         try:
             bound = await node.start()

@@ -82,6 +82,22 @@ class FabricConfig:
         section="fabric",
         metavar="CORE",
     )
+    secret_file: str | None = setting(
+        None,
+        "File with the secret that prefillers and decoders share; needed off loopback.",
+        key="secret_file",
+        section="fabric",
+        metavar="FILE",
+    )
+    secret: str | None = setting(
+        None,
+        "The secret itself. Better set in the environment: other users of this host can read "
+        "flags.",
+        key="secret",
+        section="fabric",
+        metavar="SECRET",
+        secret=True,
+    )
     peer_timeout_s: float = setting(
         60.0,
         "How long to wait for a prefiller at the start.",

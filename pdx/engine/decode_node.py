@@ -73,6 +73,7 @@ class DecodeNode:
         fabric: FabricChoice,
         fabric_cpu: int | None = None,
         fabric_bind: abc.Sequence[str] = (),
+        secret: bytes | None = None,
         local_below: int = 0,
         recovery: RecoveryConfig | None = None,
         trace: TraceWriter | None = None,
@@ -83,7 +84,7 @@ class DecodeNode:
         self._loaded = loaded
         self._model_name = model_name
         self._identity = NodeIdentity(
-            node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
+            node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric, secret=secret
         )
         options = FabricOptions(cpu=fabric_cpu)
         self._hub = FabricHub(mapped_memory(loaded), options, fabric_bind, opener)

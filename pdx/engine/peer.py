@@ -37,7 +37,11 @@ def backoffs() -> Iterator[float]:
 
 
 async def describe_with_patience(
-    addresses: Sequence[Address], *, timeout_s: float, on_wait: Callable[[str], None]
+    addresses: Sequence[Address],
+    *,
+    timeout_s: float,
+    on_wait: Callable[[str], None],
+    secret: bytes | None = None,
 ) -> Description:
     """Ask prefillers what they serve, waiting until one is there.
 
@@ -50,7 +54,7 @@ async def describe_with_patience(
     while True:
         for address in addresses:
             try:
-                return await describe(address, timeout_s=_DESCRIBE_TIMEOUT_S)
+                return await describe(address, timeout_s=_DESCRIBE_TIMEOUT_S, secret=secret)
             except PeerLost as lost:
                 error = lost
                 left_s = max(0.0, deadline - now_s())

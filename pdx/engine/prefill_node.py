@@ -61,6 +61,7 @@ class PrefillNode:
         listener: where decoders connect; the node closes it when it stops.
         fabric_cpu: core to pin the fabric's worker to.
         fabric_bind: addresses of the network cards to stripe over.
+        secret: what it shares with its decoders, if anything.
         opener: where its fabrics come from.
     """
 
@@ -73,6 +74,7 @@ class PrefillNode:
         fabric: FabricChoice,
         fabric_cpu: int | None = None,
         fabric_bind: Sequence[str] = (),
+        secret: bytes | None = None,
         opener: FabricOpener = open_fabric,
     ) -> None:
         self._loaded = loaded
@@ -81,7 +83,7 @@ class PrefillNode:
             model=model_name, dtype=loaded.config.dtype, page_size=loaded.layout.rank.page_size
         )
         self._identity = NodeIdentity(
-            node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric
+            node=secrets.token_hex(8), manifest=loaded.manifest(), fabric=fabric, secret=secret
         )
         options = FabricOptions(cpu=fabric_cpu)
         self._hub = FabricHub(mapped_memory(loaded), options, fabric_bind, opener)

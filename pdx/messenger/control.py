@@ -103,7 +103,7 @@ class ControlConnection:
         if not transport.is_closing():
             self._writer.write(encode_frame(message))
 
-    async def receive(self) -> ControlMessage:
+    async def receive(self, max_bytes: int = MAX_CONTROL_FRAME_BYTES) -> ControlMessage:
         """The next message.
 
         Raises:
@@ -111,9 +111,7 @@ class ControlConnection:
             ProtocolError: the peer sent what is no message.
         """
         try:
-            message: ControlMessage = await read_frame(
-                self._reader, _decoder, MAX_CONTROL_FRAME_BYTES
-            )
+            message: ControlMessage = await read_frame(self._reader, _decoder, max_bytes)
         except (asyncio.IncompleteReadError, OSError) as error:
             detail = str(error) if isinstance(error, OSError) else "it closed the connection"
             raise PeerLost(f"{self.peer}: {detail}", peer=self.peer) from error

@@ -8,20 +8,27 @@ import asyncio
 import ipaddress
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import msgspec
 
 from pdx.errors import FabricError, PeerLost, PeerRefused, ProtocolError
 from pdx.fabric import Provider
+from pdx.messenger.authentication import decoder_code, fresh_nonce, is_equal, prefiller_code
 from pdx.messenger.control import Address, ControlConnection, connect
 from pdx.messenger.decode_link import DecodeLink
 from pdx.messenger.fabric_hub import FabricHub, FabricLink, host_identity
 from pdx.messenger.manifest import Manifest, differences
 from pdx.messenger.messages import (
+    MAX_OPENING_FRAME_BYTES,
     PROTOCOL_VERSION,
+    Challenge,
+    ControlMessage,
     Describe,
     Description,
     Hello,
+    Proof,
     Refuse,
     Welcome,
 )
@@ -31,6 +38,7 @@ __all__ = ["FabricChoice", "NodeIdentity", "describe", "greet", "welcome"]
 
 FabricChoice = Literal["auto", "tcp", "shm"]
 _STEP_TIMEOUT_S = 10.0
+_Answer = TypeVar("_Answer", Welcome, Description)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +49,13 @@ class NodeIdentity:
     manifest: Manifest
     #: Provider that the user asked for.
     fabric: FabricChoice
+    #: What it shares with its peers; None: nothing.
+    secret: bytes | None = field(default=None, repr=False)
 
 
-async def describe(address: Address, *, timeout_s: float) -> Description:
+async def describe(
+    address: Address, *, timeout_s: float, secret: bytes | None = None
+) -> Description:
     """Ask a prefiller which model it serves.
 
     Args:
@@ -56,8 +68,7 @@ async def describe(address: Address, *, timeout_s: float) -> Description:
     """
     connection = await connect(address, timeout_s=timeout_s)
     try:
-        connection.send(Describe())
-        answer = await _receive(connection, timeout_s)
+        answer = await _open(connection, Describe(nonce=fresh_nonce()), secret, timeout_s)
     finally:
         await connection.close()
     if isinstance(answer, Refuse):
@@ -87,18 +98,17 @@ async def greet(
         for provider in _offered(identity.fabric, connection)
     }
     host = host_identity()
-    connection.send(
-        Hello(
-            protocol=PROTOCOL_VERSION,
-            node=identity.node,
-            manifest=identity.manifest,
-            host=host,
-            pid=os.getpid(),
-            descriptors=[(p, o.fabric.descriptor(o.link)) for p, o in offers.items()],
-        )
+    hello = Hello(
+        protocol=PROTOCOL_VERSION,
+        node=identity.node,
+        manifest=identity.manifest,
+        host=host,
+        pid=os.getpid(),
+        descriptors=[(p, o.fabric.descriptor(o.link)) for p, o in offers.items()],
+        nonce=fresh_nonce(),
     )
     try:
-        answer = await _receive(connection)
+        answer = await _open(connection, hello, identity.secret)
         if isinstance(answer, Refuse):
             raise PeerRefused(answer.reason, peer=link.peer)
         if not isinstance(answer, Welcome) or answer.provider not in offers:
@@ -138,11 +148,16 @@ async def welcome(
         PeerLost, ProtocolError: the peer left, or is no pdx node.
     """
     hello = await _receive(connection)
-    if isinstance(hello, Describe):
-        connection.send(description)
-        return None
-    if not isinstance(hello, Hello):
+    if not isinstance(hello, Hello | Describe):
         raise ProtocolError(f"{connection.peer} began with {type(hello).__name__}")
+    if hello.protocol != PROTOCOL_VERSION:
+        reason = f"protocol {hello.protocol} of the decoder is not {PROTOCOL_VERSION}"
+        connection.send(Refuse(reason=reason))
+        return None
+    nonce = await _challenge(connection, hello, identity.secret)
+    if isinstance(hello, Describe):
+        connection.send(_signed(description, identity.secret, hello, nonce))
+        return None
     refusal = _refusal(hello, identity)
     if refusal is not None:
         connection.send(Refuse(reason=refusal))
@@ -157,24 +172,89 @@ async def welcome(
         connection.send(Refuse(reason=f"the data path ({provider}) cannot be opened: {error}"))
         link.end(str(error))
         return None
-    connection.send(
-        Welcome(
-            node=identity.node,
-            manifest=identity.manifest,
-            host=host,
-            pid=os.getpid(),
-            provider=provider,
-            descriptor=descriptor,
-            max_prompt_len=max_prompt_len,
-        )
+    answer = Welcome(
+        node=identity.node,
+        manifest=identity.manifest,
+        host=host,
+        pid=os.getpid(),
+        provider=provider,
+        descriptor=descriptor,
+        max_prompt_len=max_prompt_len,
     )
+    connection.send(_signed(answer, identity.secret, hello, nonce))
     return link
 
 
-async def _receive(connection: ControlConnection, timeout_s: float = _STEP_TIMEOUT_S) -> object:
+async def _open(
+    connection: ControlConnection,
+    opening: Hello | Describe,
+    secret: bytes | None,
+    timeout_s: float = _STEP_TIMEOUT_S,
+) -> ControlMessage:
+    """Send the first message; the answer to it, from a peer that has our secret, if we have one.
+
+    Raises:
+        PeerRefused: only one of us has a secret, or they differ.
+    """
+    connection.send(opening)
+    answer = await _receive(connection, timeout_s)
+    nonce = None
+    if isinstance(answer, Challenge):
+        if secret is None:
+            raise PeerRefused(
+                f"{connection.peer} asks for a secret",
+                hint="give this node the prefiller's: --secret-file or PDX_SECRET",
+                peer=connection.peer,
+            )
+        nonce = answer.nonce
+        connection.send(Proof(mac=decoder_code(secret, opening, nonce)))
+        answer = await _receive(connection, timeout_s)
+    if secret is None or not isinstance(answer, Welcome | Description):
+        return answer
+    if nonce is None:
+        raise PeerRefused(
+            f"{connection.peer} has no secret, this node has one", peer=connection.peer
+        )
+    if not is_equal(answer.mac, prefiller_code(secret, opening, nonce, answer)):
+        raise PeerRefused(f"{connection.peer} has another secret", peer=connection.peer)
+    return answer
+
+
+async def _challenge(
+    connection: ControlConnection, opening: Hello | Describe, secret: bytes | None
+) -> bytes:
+    """Let the decoder prove that it has our secret, if we have one; the nonce.
+
+    Raises:
+        ProtocolError: it has not; it has been told.
+    """
+    nonce = fresh_nonce()
+    if secret is None:
+        return nonce
+    connection.send(Challenge(nonce=nonce))
+    proof = await _receive(connection)
+    expected = decoder_code(secret, opening, nonce)
+    if not isinstance(proof, Proof) or not is_equal(proof.mac, expected):
+        connection.send(Refuse(reason="the prefiller has another secret"))
+        raise ProtocolError(f"{connection.peer} does not have our secret")
+    return nonce
+
+
+def _signed(
+    answer: _Answer, secret: bytes | None, opening: Hello | Describe, nonce: bytes
+) -> _Answer:
+    if secret is None:
+        return answer
+    mac = prefiller_code(secret, opening, nonce, answer)
+    return msgspec.structs.replace(answer, mac=mac)
+
+
+async def _receive(
+    connection: ControlConnection, timeout_s: float = _STEP_TIMEOUT_S
+) -> ControlMessage:
     try:
         async with asyncio.timeout(timeout_s):
-            return await connection.receive()
+            return await connection.receive(MAX_OPENING_FRAME_BYTES)
     except TimeoutError as error:
         raise PeerLost(
             f"{connection.peer}: no answer in {timeout_s:g} s", peer=connection.peer
@@ -196,8 +276,6 @@ def _offered(choice: FabricChoice, connection: ControlConnection) -> list[Provid
 
 
 def _refusal(hello: Hello, identity: NodeIdentity) -> str | None:
-    if hello.protocol != PROTOCOL_VERSION:
-        return f"protocol {hello.protocol} of the decoder is not {PROTOCOL_VERSION}"
     table = differences(identity.manifest, hello.manifest, us="prefiller", them="decoder")
     if table is not None:
         return f"the two nodes do not match:\n{table}"

@@ -4,6 +4,7 @@ pair.
     decoder                                prefiller
     Describe                 ------------> Description        (a connection of its own; optional)
     Hello                    ------------> Welcome | Refuse
+      (where they share a secret: Challenge <-> Proof comes in between, see authentication.py)
     Prefill                  ------------> Reject | PrefixFound | PromptLogprobs | Posted | Failed
     Cancel                   ------------> Drained
     Goodbye                  <-----------> Goodbye
@@ -21,8 +22,10 @@ from pdx.request.batch import ScoredToken
 
 __all__ = [
     "MAX_CONTROL_FRAME_BYTES",
+    "MAX_OPENING_FRAME_BYTES",
     "PROTOCOL_VERSION",
     "Cancel",
+    "Challenge",
     "ChunkTimes",
     "ControlMessage",
     "Describe",
@@ -35,20 +38,24 @@ __all__ = [
     "Prefill",
     "PrefixFound",
     "PromptLogprobs",
+    "Proof",
     "Refuse",
     "Reject",
     "Welcome",
 ]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 #: A prompt of a million tokens is 5 MB of msgpack.
 MAX_CONTROL_FRAME_BYTES = 32 << 20
+#: Until a peer is known: manifests and descriptors are a few kilobytes.
+MAX_OPENING_FRAME_BYTES = 256 << 10
 
 
 class Describe(msgspec.Struct, frozen=True, kw_only=True, tag="describe"):
     """Ask what a prefiller serves, before loading anything."""
 
     protocol: int = PROTOCOL_VERSION
+    nonce: bytes = b""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, tag="description"):
@@ -58,6 +65,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, tag="description"):
     #: The checkpoint's dtype as served.
     dtype: str
     page_size: int
+    #: See authentication.py.
+    mac: bytes = b""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -72,6 +81,19 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     pid: int
     #: Fabric descriptors by provider, in the decoder's order of preference.
     descriptors: list[tuple[str, bytes]]
+    nonce: bytes = b""
+
+
+class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
+    """The prefiller has a secret: prove that you have it."""
+
+    nonce: bytes
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
+    """The decoder's answer to a challenge."""
+
+    mac: bytes
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -85,6 +107,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     descriptor: bytes
     #: Longest prompt that fits the prefiller's pages, tokens.
     max_prompt_len: int
+    #: See authentication.py.
+    mac: bytes = b""
 
 
 class Refuse(msgspec.Struct, frozen=True, kw_only=True, tag="refuse"):
@@ -202,6 +226,8 @@ ControlMessage = (
     Describe
     | Description
     | Hello
+    | Challenge
+    | Proof
     | Welcome
     | Refuse
     | Prefill
