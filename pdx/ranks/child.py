@@ -14,12 +14,15 @@ __all__ = ["how_it_ended", "start_child", "stop_child"]
 
 #: A child has this long to end by itself once its channel is closed.
 _STOP_S = 2.0
+#: And this long to say where it hangs.
+_ABORT_S = 1.0
 
 
 async def start_child(
     module: str, *, stderr: int | None = None
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """Start `python -m MODULE --fd N`; returns the process and our end of its socket.
+    """Start `python -m MODULE --fd N`; returns the process and our end of its socket. What crashes
+    it leaves its stack on stderr.
 
     Args:
         stderr: as for a subprocess; None: it writes to ours.
@@ -27,7 +30,7 @@ async def start_child(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, "--fd", str(theirs.fileno())),
+            *(sys.executable, "-X", "faulthandler", "-m", module, "--fd", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=asyncio.subprocess.DEVNULL,
             stderr=stderr,
@@ -38,16 +41,19 @@ async def start_child(
 
 
 async def stop_child(process: asyncio.subprocess.Process) -> None:
-    """Wait for the end of a child whose channel is closed; kill it where it does not come."""
-    if process.returncode is not None:
-        return
-    try:
-        async with asyncio.timeout(_STOP_S):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    """Wait for the end of a child whose channel is closed. Where it does not come, make it leave
+    its stack on stderr, and kill it.
+    """
+    for patience_s, last_resort in ((_STOP_S, signal.SIGABRT), (_ABORT_S, signal.SIGKILL)):
+        if process.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(patience_s):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(last_resort)
+    await process.wait()
 
 
 def how_it_ended(code: int | None) -> str:

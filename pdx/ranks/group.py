@@ -35,6 +35,11 @@ class RankGroup:
         ]
 
     @property
+    def pids(self) -> list[int]:
+        """Of the started processes, leader first."""
+        return [rank.pid for rank in self._ranks]
+
+    @property
     def descriptors(self) -> list[RankDescriptors]:
         """The memory of each rank, once started; whoever takes it closes it."""
         taken = [rank.descriptors for rank in self._ranks if rank.descriptors is not None]

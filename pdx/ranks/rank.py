@@ -69,6 +69,12 @@ class RankProcess:
                     raise WorkerError(f"{self._name} answered {kind} while loading")
 
     @property
+    def pid(self) -> int:
+        """Of the started process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int:
         """Of the ended process; negative: a signal's number."""
         assert self._process is not None and self._process.returncode is not None

@@ -422,6 +422,8 @@ def test_broken_batch_is_reported_and_ends_the_rank(fresh_rank: RankProcess) -> 
     failure = fresh_rank.expect_failure()
     assert failure.kind == "InternalError"
     assert "request 99" in failure.message
+    assert "Traceback" in failure.traceback
+    assert "pdx/runner/" in failure.traceback
 
 
 def test_read_of_unwritten_memory_is_reported_not_sampled(

@@ -204,6 +204,14 @@ class Call:
         choices = [choice for chunk in chunks for choice in chunk["choices"]]
         return [token for choice in choices for token in choice["token_ids"]]
 
+    def error(self) -> Any:
+        """The error that ends a stream which has begun."""
+        assert self._response is not None
+        *_, last, end = self._response.read().decode().split("\n\n")
+        self._connection.close()
+        assert not end
+        return json.loads(last.removeprefix("data: "))["error"]
+
     def leave(self) -> None:
         """Close the connection, whatever there is still to come."""
         if self._response is not None:
