@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, cast
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, loading_progress, status_line
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice, RecoveryConfig, ServerConfig, TraceConfig
+from pdx.config.node import (
+    DrainConfig,
+    FabricConfig,
+    ModelChoice,
+    RecoveryConfig,
+    ServerConfig,
+    TraceConfig,
+)
 from pdx.config.resolve import Settings
 from pdx.config.setting import Setting, pick
 from pdx.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pdx.cli.serving import DrainRequest
     from pdx.messenger.handshake import FabricChoice
 
 __all__ = ["DECODE_SETTINGS", "decode"]
@@ -31,6 +39,7 @@ DECODE_SETTINGS = [
     *map(_from_prefiller, pick(ModelChoice)),
     *(_from_prefiller(s) if s.name == "page_size" else s for s in pick(EngineConfig)),
     *pick(ServerConfig),
+    *pick(DrainConfig),
     *pick(TraceConfig),
 ]
 
@@ -40,11 +49,11 @@ def decode(settings: Settings) -> None:
     """Serve an OpenAI-compatible API; prompts run on the prefiller, tokens are generated here."""
     from pdx.cli.serving import run_until_signal
 
-    run_until_signal(lambda: _serve(settings))
+    run_until_signal(lambda request: _serve(settings, request))
 
 
-async def _serve(settings: Settings) -> None:
-    from pdx.cli.serving import report_on_request, tracing
+async def _serve(settings: Settings, drain: DrainRequest) -> None:
+    from pdx.cli.serving import report_on_request, run_until_drained, tracing
     from pdx.config.model_source import model_is_folder
     from pdx.config.secret import shared_secret
     from pdx.engine.decode_node import DecodeNode
@@ -90,7 +99,7 @@ async def _serve(settings: Settings) -> None:
         ready = await node.start_frontend(server)
         status_line(f"{node.peers.status}, loaded in {loaded.load_s:.1f} s; the API:")
         announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
-        await node.run()
+        await run_until_drained(node, drain, settings["drain_timeout_s"])
 
 
 def _model_folder(asked: str | None, described: str) -> Path:

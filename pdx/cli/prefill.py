@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, loading_progress, status_line
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice
+from pdx.config.node import DrainConfig, FabricConfig, ModelChoice
 from pdx.config.resolve import Settings
 from pdx.config.setting import pick
+
+if TYPE_CHECKING:
+    from pdx.cli.serving import DrainRequest
 
 __all__ = ["PREFILL_SETTINGS", "prefill"]
 
@@ -18,6 +21,7 @@ PREFILL_SETTINGS = [
     *pick(EngineConfig),
     *pick(FabricConfig, "listen", "fabric", "fabric_bind", "fabric_core"),
     *pick(FabricConfig, "secret_file", "secret"),
+    *pick(DrainConfig),
 ]
 
 
@@ -26,11 +30,11 @@ def prefill(settings: Settings) -> None:
     """Run prompts for decoders and write their KV cache across while computing."""
     from pdx.cli.serving import run_until_signal
 
-    run_until_signal(lambda: _serve(settings))
+    run_until_signal(lambda request: _serve(settings, request))
 
 
-async def _serve(settings: Settings) -> None:
-    from pdx.cli.serving import bind, report_on_request
+async def _serve(settings: Settings, drain: DrainRequest) -> None:
+    from pdx.cli.serving import bind, report_on_request, run_until_drained
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.config.secret import require_secret, shared_secret
     from pdx.engine.loading import load_model
@@ -71,7 +75,7 @@ async def _serve(settings: Settings) -> None:
                 f"{layout.page_size} tokens), loaded in {loaded.load_s:.1f} s; for a decoder:"
             )
             announce(f"pdx decode --peer {bound}")
-            await node.run()
+            await run_until_drained(node, drain, settings["drain_timeout_s"])
         finally:
             await node.stop("the prefiller shuts down")
     finally:

@@ -4,6 +4,7 @@ node.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +14,21 @@ import typer
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, loading_progress, node_line, status_line
 from pdx.config.engine import EngineConfig
-from pdx.config.node import FabricConfig, ModelChoice, RecoveryConfig, ServerConfig, TraceConfig
+from pdx.config.node import (
+    DrainConfig,
+    FabricConfig,
+    ModelChoice,
+    RecoveryConfig,
+    ServerConfig,
+    TraceConfig,
+)
 from pdx.config.resolve import Settings
 from pdx.config.setting import pick
 from pdx.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pdx.cli.serving import DrainRequest
+    from pdx.engine.supervisor import Supervisor
     from pdx.messenger.control import Address
 
 __all__ = ["serve"]
@@ -33,6 +43,7 @@ _NODES = "Nodes"
         *pick(FabricConfig, "fabric", "peer_timeout_s", "local_below"),
         *pick(RecoveryConfig),
         *pick(ServerConfig),
+        *pick(DrainConfig),
         *pick(TraceConfig),
     ],
     argument="model",
@@ -67,12 +78,14 @@ def serve(
     if colocated and max(prefill, decode) > 1:
         raise ConfigError("--colocated is one node, --prefill or --decode asks for more")
     if colocated:
-        run_until_signal(lambda: _serve_colocated(settings))
+        run_until_signal(lambda request: _serve_colocated(settings, request))
     else:
-        run_until_signal(lambda: _serve_nodes(settings, prefill, decode))
+        run_until_signal(lambda request: _serve_nodes(settings, prefill, decode, request))
 
 
-async def _serve_nodes(settings: Settings, num_prefillers: int, num_decoders: int) -> None:
+async def _serve_nodes(
+    settings: Settings, num_prefillers: int, num_decoders: int, drain: DrainRequest
+) -> None:
     from pdx.cli.serving import bind
     from pdx.config.model_source import resolve_model
     from pdx.engine.supervisor import Supervisor
@@ -101,10 +114,26 @@ async def _serve_nodes(settings: Settings, num_prefillers: int, num_decoders: in
             url = await supervisor.start(name, ["decode"], env | own, stage=1)
             announce(url)
         status_line(f"{settings['model']} is served; Ctrl-C stops it")
-        raise await supervisor.failure()
+        await _until_failure_or_drain(supervisor, drain)
+        timeout_s: float = settings["drain_timeout_s"]
+        status_line(f"finishing what runs ({timeout_s:g} s at most); SIGTERM again ends it")
+        await supervisor.drain(timeout_s)
     finally:
         status_line("stopping; Ctrl-C again ends all at once")
         await supervisor.stop()
+
+
+async def _until_failure_or_drain(supervisor: Supervisor, drain: DrainRequest) -> None:
+    """Raises when a node ends, returns when the end is asked for."""
+    failure = asyncio.create_task(supervisor.failure())
+    asked = asyncio.create_task(drain.wait())
+    try:
+        await asyncio.wait([failure, asked], return_when=asyncio.FIRST_COMPLETED)
+        if failure.done():
+            raise failure.result()
+    finally:
+        failure.cancel()
+        asked.cancel()
 
 
 def _nth(http: Address, i: int) -> Address:
@@ -120,8 +149,8 @@ def _of_its_own(file: str, name: str) -> str:
     return str(path.with_name(f"{path.stem}-{name}{path.suffix}"))
 
 
-async def _serve_colocated(settings: Settings) -> None:
-    from pdx.cli.serving import report_on_request, tracing
+async def _serve_colocated(settings: Settings, drain: DrainRequest) -> None:
+    from pdx.cli.serving import report_on_request, run_until_drained, tracing
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.engine.colocated_node import ColocatedNode
     from pdx.engine.loading import load_model
@@ -145,4 +174,4 @@ async def _serve_colocated(settings: Settings) -> None:
         ready = await node.start_frontend(server)
         status_line(f"one colocated node, loaded in {loaded.load_s:.1f} s; the API:")
         announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
-        await node.run()
+        await run_until_drained(node, drain, settings["drain_timeout_s"])

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pdx.cli.output import status_line
 from pdx.errors import ConfigError, InternalError
@@ -18,7 +18,45 @@ if TYPE_CHECKING:
     from pdx.messenger.control import Address
     from pdx.metrics.trace import TraceWriter
 
-__all__ = ["bind", "report_on_request", "run_until_signal", "tracing"]
+__all__ = [
+    "DrainRequest",
+    "bind",
+    "report_on_request",
+    "run_until_drained",
+    "run_until_signal",
+    "tracing",
+]
+
+
+class DrainRequest:
+    """The first SIGTERM, for whoever waits for it."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._is_awaited = False
+
+    async def wait(self) -> None:
+        """Until then, SIGTERM ends the process at once; from now on the first one only returns
+        here.
+        """
+        self._is_awaited = True
+        await self._asked.wait()
+
+    def ask(self) -> bool:
+        """Whether somebody who did not know it yet is told."""
+        is_news = self._is_awaited and not self._asked.is_set()
+        self._asked.set()
+        return is_news
+
+
+class ServingNode(Protocol):
+    """A node of any role."""
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+
+    async def drain(self) -> None:
+        """Take nothing new; return when all that runs has ended."""
 
 
 def bind(address: Address) -> socket.socket:
@@ -67,8 +105,36 @@ def report_on_request(status: Callable[[], Mapping[str, int]]) -> None:
     loop.add_signal_handler(signal.SIGUSR1, report)
 
 
-def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:
-    """Run ``serve`` on a new loop; SIGINT and SIGTERM cancel it, which is a clean end (exit 0).
+async def run_until_drained(node: ServingNode, request: DrainRequest, timeout_s: float) -> None:
+    """Serve until somebody asks for the end, and what runs then has ended or takes too long.
+
+    Raises:
+        PdxError: the node failed.
+    """
+
+    async def drain() -> None:
+        await request.wait()
+        status_line(f"finishing what runs ({timeout_s:g} s at most); SIGTERM again ends it")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await node.drain()
+        except TimeoutError:
+            status_line(f"some requests did not end in {timeout_s:g} s")
+
+    tasks = [asyncio.create_task(node.run()), asyncio.create_task(drain())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def run_until_signal(serve: Callable[[DrainRequest], Awaitable[None]]) -> None:
+    """Run ``serve`` on a new loop; SIGINT and SIGTERM cancel it, which is a clean end (exit 0). The
+    first SIGTERM only asks it to drain, where it waits for that.
 
     Raises:
         InternalError: a callback of the loop failed. asyncio alone would log that, and the node
@@ -76,7 +142,8 @@ def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:
     """
 
     async def body() -> None:
-        task = asyncio.ensure_future(serve())
+        request = DrainRequest()
+        task = asyncio.ensure_future(serve(request))
         loop = asyncio.get_running_loop()
         bugs: list[Exception] = []
 
@@ -87,9 +154,13 @@ def run_until_signal(serve: Callable[[], Awaitable[None]]) -> None:
                 bugs.append(context["exception"])
                 task.cancel()
 
+        def on_sigterm() -> None:
+            if not request.ask():
+                task.cancel()
+
         loop.set_exception_handler(on_error)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+        loop.add_signal_handler(signal.SIGTERM, on_sigterm)
         with contextlib.suppress(asyncio.CancelledError):
             await task
         if bugs:

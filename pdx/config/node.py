@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pdx.config.setting import setting
 
 __all__ = [
+    "DrainConfig",
     "FabricConfig",
     "ModelChoice",
     "OutputConfig",
@@ -212,6 +213,20 @@ class ServerConfig:
         section="server",
         metavar="ORIGIN",
         unset="CORS is off",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainConfig:
+    """How a node ends on SIGTERM."""
+
+    drain_timeout_s: float = setting(
+        60.0,
+        "How long running requests may take to finish after SIGTERM; a second one ends them.",
+        key="drain_timeout",
+        section="server",
+        metavar="SECONDS",
+        minimum=0,
     )
 
 

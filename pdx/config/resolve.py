@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from pdx.config.engine import EngineConfig
 from pdx.config.node import (
+    DrainConfig,
     FabricConfig,
     ModelChoice,
     OutputConfig,
@@ -42,6 +43,7 @@ def all_settings() -> list[Setting]:
         FabricConfig,
         RecoveryConfig,
         ServerConfig,
+        DrainConfig,
         TraceConfig,
         OutputConfig,
     )

@@ -68,6 +68,10 @@ class ColocatedNode:
                 task.cancel()
             await asyncio.wait(tasks)
 
+    async def drain(self) -> None:
+        """Take nothing new; return when all that runs has ended."""
+        await self._bridge.drain()
+
     async def stop(self) -> None:
         """End the frontend."""
         await self._bridge.stop()
@@ -77,7 +81,12 @@ class ColocatedNode:
 
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""
-        return NodeStatus(healthy=True, detail="ready", counts=self._bridge.counts())
+        is_draining = self._bridge.is_draining
+        return NodeStatus(
+            healthy=not is_draining,
+            detail="draining" if is_draining else "ready",
+            counts=self._bridge.counts(),
+        )
 
     # ---- StreamOwner ----------------------------------------------------------------------
 

@@ -142,6 +142,10 @@ class DecodeNode:
                 task.cancel()
             await asyncio.wait(tasks)
 
+    async def drain(self) -> None:
+        """Take nothing new; return when all that runs has ended."""
+        await self._bridge.drain()
+
     async def stop(self, reason: str) -> None:
         """End the links, the frontend and the fabrics."""
         await self.peers.stop(reason)
@@ -393,6 +397,8 @@ class DecodeNode:
             "atoms_counted": sum(fabric.atoms_reaped for fabric in fabrics),
             "imms_stale": sum(fabric.stale_imms for fabric in fabrics),
         }
+        if self._bridge.is_draining:
+            return NodeStatus(healthy=False, detail="draining", counts=counts)
         if is_linked:
             return NodeStatus(healthy=True, detail="ready", counts=counts)
         here = self._policy.local_fallback

@@ -16,7 +16,7 @@ from pdx.config.node import ServerConfig
 from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend import FrontendProcess
 from pdx.engine.loading import LoadedModel
-from pdx.errors import RequestError
+from pdx.errors import CapacityError, RequestError
 from pdx.messenger.control import parse_address
 from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.trace import TraceWriter
@@ -102,6 +102,10 @@ class FrontendBridge:
         self.requests: dict[int, DecodeRequest] = {}
         #: Faults and events by name.
         self.counters: Counter[str] = Counter()
+        #: Nothing new is taken.
+        self.is_draining = False
+        self._request_ended = asyncio.Event()
+        self._status: Callable[[], NodeStatus] | None = None
 
     async def start(self, server: ServerConfig, model_name: str) -> FrontendReady:
         """Start the HTTP frontend.
@@ -146,6 +150,7 @@ class FrontendBridge:
 
     async def report(self, status: Callable[[], NodeStatus]) -> None:
         """Tell the frontend how the node is, when that changes, until cancelled."""
+        self._status = status
         last = None
         wait_s = _STATUS_S
         while True:
@@ -155,6 +160,15 @@ class FrontendBridge:
                 self._frontend.send(now)
                 last = now
             await asyncio.sleep(wait_s)
+
+    async def drain(self) -> None:
+        """Refuse new streams; return when those that run have ended."""
+        self.is_draining = True
+        if self._status is not None:
+            self._frontend.send(self._status())
+        while self.requests:
+            self._request_ended.clear()
+            await self._request_ended.wait()
 
     async def stop(self) -> None:
         """End the frontend."""
@@ -194,6 +208,8 @@ class FrontendBridge:
 
     def _submit(self, submit: Submit) -> None:
         try:
+            if self.is_draining:
+                raise CapacityError("this node is draining", hint="send the request to another one")
             self._owner.submit(submit)
         except RequestError as error:
             self._report_failure(submit.stream_id, error)
@@ -239,6 +255,7 @@ class FrontendBridge:
         )
 
     def _ended(self, request: DecodeRequest, end: str) -> RequestTimeline:
+        self._request_ended.set()
         timeline = request.timeline()
         if self._trace is not None:
             self._trace.on_request(request.request_id, request.arrival_s, timeline, end)

@@ -104,6 +104,8 @@ class PeerConnector:
         """What happens to the link, for people."""
         if self._serving is not None and self.link is not None and self.link.end_reason is not None:
             return f"lost {self.address}: {self.link.end_reason}"
+        if self.link is not None and self.link.is_draining:
+            return f"{self.address} is draining"
         return self._status
 
     async def connect_once(self) -> None:

@@ -7,6 +7,7 @@ Everything here runs on the primary's event loop; the fabric's worker posts the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
@@ -20,13 +21,13 @@ import numpy as np
 
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.step_loop import StepLoop
-from pdx.errors import InvalidRequest, PdxError, PeerError
+from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerLost
 from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Use
 from pdx.messenger.control import Address, ControlConnection, reachable
 from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
-from pdx.messenger.messages import Description, Goodbye, Hello, Prefill
+from pdx.messenger.messages import Description, Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.scheduler.scheduler import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
@@ -96,6 +97,8 @@ class PrefillNode:
         #: Leases under failed writes of a link that is not fenced yet.
         self._unproved: dict[PrefillLink, list[int]] = {}
         self._links: set[PrefillLink] = set()
+        self._link_over = asyncio.Event()
+        self._is_draining = False
         #: Each link's number for the scheduler, which treats decoders alike.
         self._group_of: dict[PrefillLink, int] = {}
         self._next_group = itertools.count(1)
@@ -128,6 +131,18 @@ class PrefillNode:
         finally:
             for task in (loop, death):
                 task.cancel()
+
+    async def drain(self) -> None:
+        """Take nothing new; return when each decoder has all that it asked for, and has left."""
+        self._is_draining = True
+        assert self._server is not None
+        self._server.close()
+        for link in list(self._links):
+            with contextlib.suppress(PeerLost):
+                link.send(Draining())
+        while self._links:
+            self._link_over.clear()
+            await self._link_over.wait()
 
     async def stop(self, reason: str) -> None:
         """End every link and close the fabrics."""
@@ -166,6 +181,8 @@ class PrefillNode:
             )
             if link is not None:
                 self.counters["links"] += 1
+                if self._is_draining:
+                    link.send(Draining())
                 await link.run()
         except PeerError as error:
             self.counters["bad_connections"] += 1
@@ -196,6 +213,7 @@ class PrefillNode:
 
     def link_over(self, link: PrefillLink) -> None:
         self._links.discard(link)
+        self._link_over.set()
         self._group_of.pop(link, None)
         for lease_id in self._unproved.pop(link, []):
             self.scheduler.pool.drop(lease_id, Use.UNPROVED_SEND)
@@ -205,6 +223,8 @@ class PrefillNode:
     # ---- PrefillLinkOwner -----------------------------------------------------------------
 
     def accept(self, link: PrefillLink, prefill: Prefill) -> None:
+        if self._is_draining:
+            raise CapacityError("the prefiller is draining")
         if len(prefill.token_ids) > self._loaded.context_len:
             raise InvalidRequest(
                 f"{len(prefill.token_ids)} tokens exceed the prefiller's context of "

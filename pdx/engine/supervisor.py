@@ -51,13 +51,13 @@ class _Node:
             + (f"; its last lines:{tail}" if tail else "")
         )
 
-    async def stop(self) -> None:
-        """Ask it to end; kill it when it does not, or when we are cancelled."""
+    async def stop(self, number: int, timeout_s: float) -> None:
+        """Ask it to end; kill it when it does not."""
         if self.process.returncode is not None:
             return
-        self._signal(signal.SIGTERM)
+        self._signal(number)
         try:
-            async with asyncio.timeout(_STOP_S):
+            async with asyncio.timeout(timeout_s):
                 await self.process.wait()
         except TimeoutError:
             await self.kill()
@@ -130,11 +130,19 @@ class Supervisor:
             for task in waits:
                 task.cancel()
 
+    async def drain(self, timeout_s: float) -> None:
+        """Let all nodes finish what runs, stage by stage, and end."""
+        await self._stop(signal.SIGTERM, timeout_s + _STOP_S)
+
     async def stop(self) -> None:
         """End all nodes, stage by stage; cancelled (a second Ctrl-C), kill them."""
+        await self._stop(signal.SIGINT, _STOP_S)
+
+    async def _stop(self, number: int, timeout_s: float) -> None:
         try:
             for stage in sorted({node.stage for node in self._nodes}, reverse=True):
-                await asyncio.gather(*(n.stop() for n in self._nodes if n.stage == stage))
+                of_stage = [node for node in self._nodes if node.stage == stage]
+                await asyncio.gather(*(node.stop(number, timeout_s) for node in of_stage))
         except asyncio.CancelledError:
             await asyncio.gather(*(node.kill() for node in self._nodes))
             raise
@@ -166,6 +174,6 @@ def _changed(env: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[
 
 def _die_with_parent() -> None:
     """Runs in the child before it becomes a node; this process has no threads that could hold a
-    lock there.
+    lock there. SIGTERM would only let it drain.
     """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)

@@ -37,7 +37,7 @@ from pdx.messenger.actions import (
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.decode_side import DecodeSide, TransferTimeouts
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
-from pdx.messenger.messages import ControlMessage, Goodbye, Prefill, Welcome
+from pdx.messenger.messages import ControlMessage, Draining, Goodbye, Prefill, Welcome
 from pdx.messenger.slots import SlotTable
 from pdx.metrics.clock import now_s
 from pdx.request.batch import ScoredToken
@@ -100,6 +100,8 @@ class DecodeLink:
         self.ended = asyncio.Event()
         self.over = asyncio.Event()
         self.end_reason: str | None = None
+        #: The prefiller takes no new prompts.
+        self.is_draining = False
         self.same_host = False
         #: Random identity of the prefiller's process.
         self.peer_node = ""
@@ -127,7 +129,7 @@ class DecodeLink:
     @property
     def usable(self) -> bool:
         """New transfers may start."""
-        return self.up.is_set() and self.end_reason is None
+        return self.up.is_set() and self.end_reason is None and not self.is_draining
 
     def atoms_landed(self, transfer_id: int) -> int:
         """Atoms of an unsettled transfer that have been counted so far; 0 once the link has ended,
@@ -159,15 +161,26 @@ class DecodeLink:
                 message = await self._connection.receive()
                 if self.end_reason is not None:
                     break
-                if isinstance(message, Goodbye):
-                    self.end(f"the prefiller said goodbye: {message.reason}")
-                else:
-                    self._apply(self._side.on_message(message, now_s()))
+                self._on_message(message)
         except (PeerLost, ProtocolError) as error:
             self.end(error.message)
         ticker.cancel()
         await self._connection.close()
         await self.over.wait()
+
+    def _on_message(self, message: ControlMessage) -> None:
+        match message:
+            case Goodbye(reason=reason):
+                self.end(f"the prefiller said goodbye: {reason}")
+            case Draining():
+                self.is_draining = True
+                self._leave_if_drained()
+            case _:
+                self._apply(self._side.on_message(message, now_s()))
+
+    def _leave_if_drained(self) -> None:
+        if self.is_draining and self._side.is_idle:
+            self.say_goodbye("the prefiller drains")
 
     def start(self, prefill: Prefill) -> None:
         """Begin a transfer; its slot was taken from the node's table."""
@@ -258,6 +271,7 @@ class DecodeLink:
                     self._owner.prefill_times(self, action)
                 case _:
                     self._apply_fabric(action)
+        self._leave_if_drained()
 
     def _apply_fabric(self, action: Expect | Retarget | Release) -> None:
         assert self._fabric_link is not None

@@ -7,6 +7,7 @@ pair.
       (where they share a secret: Challenge <-> Proof comes in between, see authentication.py)
     Prefill                  ------------> Reject | PrefixFound | PromptLogprobs | Posted | Failed
     Cancel                   ------------> Drained
+                             <------------ Draining
     Goodbye                  <-----------> Goodbye
 
 The KV cache itself never travels here. ``transfer_id`` is made by the decoder, unique over its
@@ -31,6 +32,7 @@ __all__ = [
     "Describe",
     "Description",
     "Drained",
+    "Draining",
     "Failed",
     "Goodbye",
     "Hello",
@@ -216,6 +218,12 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     reason: str
 
 
+class Draining(msgspec.Struct, frozen=True, kw_only=True, tag="draining"):
+    """The prefiller takes no new prompts; the decoder says Goodbye when it has what it asked
+    for.
+    """
+
+
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """This side ends the link on purpose."""
 
@@ -238,5 +246,6 @@ ControlMessage = (
     | Cancel
     | Drained
     | Failed
+    | Draining
     | Goodbye
 )

@@ -39,7 +39,7 @@ from pdx.messenger.actions import (
 )
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
-from pdx.messenger.messages import Goodbye, Hello, Prefill
+from pdx.messenger.messages import Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.metrics.clock import now_ns
 from pdx.request.batch import PromptScores
@@ -130,8 +130,8 @@ class PrefillLink:
         await self._connection.close()
         await self.over.wait()
 
-    def send(self, message: Goodbye) -> None:
-        """Tell the peer that this node ends the link."""
+    def send(self, message: Draining | Goodbye) -> None:
+        """Tell the peer that this node is about to end the link, or does."""
         self._connection.send(message)
 
     def on_chunk(

@@ -26,6 +26,9 @@ from pdx.server.queries import Queries
 
 __all__ = ["build_app"]
 
+#: With a 503: clients that heed it ask again, here or elsewhere.
+_RETRY_AFTER_S = "1"
+
 
 def build_app(service: Service) -> ASGIApp:
     """The application of one frontend."""
@@ -93,7 +96,8 @@ def _middleware(service: Service, routes: frozenset[str]) -> list[Middleware]:
 
 def _on_pdx_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PdxError)
-    return Response(error_bytes(error), error.http_status, media_type="application/json")
+    headers = {"retry-after": _RETRY_AFTER_S} if error.http_status == 503 else None
+    return Response(error_bytes(error), error.http_status, headers, media_type="application/json")
 
 
 def _on_http_exception(request: Request, error: Exception) -> Response:
