@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import typer
 
-from pdx.cli import inspect_fabric, inspect_model, inspect_topology, inspect_transfers
+from pdx.cli import (
+    inspect_fabric,
+    inspect_model,
+    inspect_pages,
+    inspect_topology,
+    inspect_transfers,
+)
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="inspect",
-    help="Look at a model, at this machine, or at a running node's transfers.",
+    help="Look at a model, at this machine, or at a running node's pages and transfers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command("model")(inspect_model.model)
 app.command("topology")(inspect_topology.topology)
 app.command("fabric")(inspect_fabric.fabric)
+app.command("pages")(inspect_pages.pages)
 app.command("transfers")(inspect_transfers.transfers)
 
 

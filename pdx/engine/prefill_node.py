@@ -16,10 +16,13 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 
+import msgspec
 import numpy as np
 
 from pdx.engine.loading import LoadedModel, mapped_memory
+from pdx.engine.status_page import Page, answer_http, is_http
 from pdx.engine.step_loop import StepLoop
 from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerLost
 from pdx.fabric import FabricOptions, open_fabric
@@ -29,6 +32,7 @@ from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.messages import Description, Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
+from pdx.metrics.node import Health, NodeMetrics
 from pdx.scheduler.scheduler import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
@@ -36,6 +40,8 @@ __all__ = ["PrefillNode"]
 
 logger = logging.getLogger(__name__)
 _STOP_S = 2.0
+#: A connection that says nothing is closed.
+_FIRST_BYTES_S = 10.0
 #: As the API allows.
 _MAX_TOP_LOGPROBS = 20
 
@@ -109,6 +115,8 @@ class PrefillNode:
         self._connections: set[asyncio.Task[None]] = set()
         #: Faults and events by name.
         self.counters: Counter[str] = Counter()
+        self._metrics = NodeMetrics(self.status)
+        self._pages = {"/health": self._health_page, "/metrics": self._metrics_page}
 
     async def start(self) -> Address:
         """Take connections; returns the address that decoders use."""
@@ -135,8 +143,6 @@ class PrefillNode:
     async def drain(self) -> None:
         """Take nothing new; return when each decoder has all that it asked for, and has left."""
         self._is_draining = True
-        assert self._server is not None
-        self._server.close()
         for link in list(self._links):
             with contextlib.suppress(PeerLost):
                 link.send(Draining())
@@ -172,6 +178,12 @@ class PrefillNode:
         connection = ControlConnection(reader, writer)
         link = None
         try:
+            head = await connection.first_bytes(_FIRST_BYTES_S)
+            if is_http(head):
+                await answer_http(head, reader, writer, self._pages)
+                return
+            if self._is_draining:
+                return
             link = await welcome(
                 connection,
                 self._identity,
@@ -342,6 +354,19 @@ class PrefillNode:
 
     # ---- health ---------------------------------------------------------------------------
 
+    def _health_page(self) -> Page:
+        health = Health(
+            status="unhealthy" if self._is_draining else "ok",
+            detail="draining" if self._is_draining else "ready",
+            streams=self.scheduler.num_waiting + self.scheduler.num_active,
+            counts=self.status(),
+        )
+        status = HTTPStatus.SERVICE_UNAVAILABLE if self._is_draining else HTTPStatus.OK
+        return Page(body=msgspec.json.encode(health), status=status)
+
+    def _metrics_page(self) -> Page:
+        return Page(body=self._metrics.scrape(), content_type=self._metrics.content_type)
+
     def status(self) -> dict[str, int]:
         """Pages by state, queues, links, what went out, and faults."""
         pages = asdict(self.scheduler.pool.counts())
@@ -352,6 +377,7 @@ class PrefillNode:
             "requests_active": self.scheduler.num_active,
             "transfers_open": sum(link.num_open for link in self._links),
             "links_open": len(self._links),
+            "links_fenced": sum(fabric.links_fenced for fabric in sent),
             "atoms_posted": sum(fabric.atoms_posted for fabric in sent),
             "writes_failed": sum(fabric.writes_failed for fabric in sent),
             **self.counters,

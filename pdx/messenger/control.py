@@ -83,6 +83,8 @@ class ControlConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        #: The first bytes of the next frame, where they were read already.
+        self._header: bytes | None = None
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = writer.get_extra_info("peername")
@@ -111,11 +113,25 @@ class ControlConnection:
             ProtocolError: the peer sent what is no message.
         """
         try:
-            message: ControlMessage = await read_frame(self._reader, _decoder, max_bytes)
+            header, self._header = self._header, None
+            message: ControlMessage = await read_frame(self._reader, _decoder, max_bytes, header)
         except (asyncio.IncompleteReadError, OSError) as error:
             detail = str(error) if isinstance(error, OSError) else "it closed the connection"
             raise PeerLost(f"{self.peer}: {detail}", peer=self.peer) from error
         return message
+
+    async def first_bytes(self, timeout_s: float) -> bytes:
+        """The first four bytes that the peer sends; a :meth:`receive` after this has them too.
+
+        Raises:
+            PeerLost: they do not come.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._header = await self._reader.readexactly(4)
+        except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+            raise PeerLost(f"{self.peer} said nothing", peer=self.peer) from error
+        return self._header
 
     def hang_up(self) -> None:
         """End a :meth:`receive` that waits, and every later one: a peer that hangs sends no end."""

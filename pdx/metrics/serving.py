@@ -7,13 +7,13 @@ primary knows comes with each timeline and with its status. A registry of its ow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from pdx.metrics.node import NodeCounts
 from pdx.metrics.timeline import RequestTimeline
 
 __all__ = ["CONTENT_TYPE", "ServingMetrics", "StreamEnd"]
@@ -64,7 +64,7 @@ class ServingMetrics:
         new.gauge("pdx_frontend_tasks", "Tasks of the frontend's event loop.").set_function(
             lambda: len(asyncio.all_tasks())
         )
-        self._registry.register(_NodeCounts(counts))
+        self._registry.register(NodeCounts(counts))
         self._transfers = _TransferMetrics(new)
         self._http = new.counter(
             "pdx_http_requests", "HTTP requests by route and status.", "route", "status"
@@ -157,45 +157,3 @@ class _TransferMetrics:
         if timeline.hidden_share is not None:
             self._hidden_ratio.observe(timeline.hidden_share)
         self._retries.inc(timeline.num_retries)
-
-
-class _NodeCounts:
-    """The primary's counts: ``pages_*`` are states of pages, ``requests_*`` states of requests, a
-    few others levels; the rest only rise.
-
-    What has been shown of a counter is never taken back, whatever the primary says.
-    """
-
-    _LEVELS = frozenset({"transfers_open", "slots_taken", "prefillers"})
-
-    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        self._counts = counts
-        self._highest: dict[str, int] = {}
-
-    def describe(self) -> list[Metric]:
-        """Names that no metric declared elsewhere may take."""
-        return [GaugeMetricFamily(name, "") for name in ("pdx_pages", "pdx_node_requests")]
-
-    def collect(self) -> Iterable[Metric]:
-        """Called at each scrape."""
-        pages = GaugeMetricFamily("pdx_pages", "KV pages by state.", labels=["state"])
-        requests = GaugeMetricFamily(
-            "pdx_node_requests", "Requests by where they are in the node.", labels=["state"]
-        )
-        events = CounterMetricFamily(
-            "pdx_node_events", "Faults and events that the primary counts.", labels=["event"]
-        )
-        levels = GaugeMetricFamily("pdx_node_level", "Other levels.", labels=["what"])
-        for name, count in self._counts().items():
-            kind, _, state = name.partition("_")
-            if kind == "pages":
-                pages.add_metric([state], count)
-            elif kind == "requests":
-                requests.add_metric([state], count)
-            elif name in self._LEVELS:
-                levels.add_metric([name], count)
-            else:
-                self._highest[name] = max(count, self._highest.get(name, 0))
-        for name, count in self._highest.items():
-            events.add_metric([name], count)
-        return [pages, requests, levels, events]

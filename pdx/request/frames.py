@@ -31,15 +31,22 @@ def encode_frame(message: msgspec.Struct) -> bytes:
 
 
 async def read_frame(
-    reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any], max_bytes: int
+    reader: asyncio.StreamReader,
+    decoder: msgspec.msgpack.Decoder[Any],
+    max_bytes: int,
+    header: bytes | None = None,
 ) -> Any:
     """Read one message.
+
+    Args:
+        header: its first four bytes, where they were read already.
 
     Raises:
         asyncio.IncompleteReadError: the stream ended (``partial`` is empty at a frame boundary).
         ProtocolError: the frame is too long or is not a message that ``decoder`` accepts.
     """
-    header = await reader.readexactly(_HEADER.size)
+    if header is None:
+        header = await reader.readexactly(_HEADER.size)
     num_bytes = _checked_len(header, max_bytes)
     return _decode(await reader.readexactly(num_bytes), decoder)
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from pdx import __version__
 from pdx.errors import InvalidRequest
+from pdx.metrics.node import Health
 from pdx.metrics.serving import CONTENT_TYPE
 from pdx.server.answer import Service
 from pdx.server.bodies import BodyT, DetokenizeBody, TokenizeBody
@@ -41,15 +42,6 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
     object: str = "list"
     data: list[ModelCard]
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's state, for load balancers and people."""
-
-    status: str
-    detail: str
-    streams: int
-    counts: dict[str, int]
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.system.conftest import Generate, Pair
@@ -161,13 +162,13 @@ def test_g3_both_started_at_once_ten_times(
     "sent",
     [
         bytes(range(7, 255)),
-        b"GET / HTTP/1.1\r\nHost: pdx\r\n\r\n",
+        b"GET /" + bytes(20000),
         struct.pack("<I", 100) + b"half a frame",
         struct.pack("<I", 2**32 - 1) + b"x" * 1000,
         struct.pack("<I", 4) + b"\xc1\xc1\xc1\xc1",
         b"\x00\x00\x00\x00",
     ],
-    ids=["bytes", "http", "half", "4GiB", "not msgpack", "empty"],
+    ids=["bytes", "long http", "half", "4GiB", "not msgpack", "empty"],
 )
 def test_g4_strangers_on_the_control_port_are_closed_and_counted(
     pair: Pair, colocated: Generate, tiny_prompt_ids: list[int], sent: bytes
@@ -185,6 +186,21 @@ def test_g4_strangers_on_the_control_port_are_closed_and_counted(
     assert "closed:" in source.stderr().rpartition("connection from")[2]
     prompt = prompt_of(tiny_prompt_ids, 40)
     assert pair.decoder.complete(prompt, 24) == colocated(prompt, 24)
+
+
+def test_g4_http_on_the_control_port_is_answered(any_prefiller: Prefiller) -> None:
+    url = f"http://{any_prefiller.address}"
+    health = httpx.get(f"{url}/health")
+    assert health.status_code == 200
+    assert health.json()["status"] == "ok"
+    assert health.json()["counts"]["pages_leased"] == 0
+    metrics = httpx.get(f"{url}/metrics?x=1").text
+    assert 'pdx_pages{state="free"}' in metrics
+    assert 'pdx_node_level{what="links_open"}' in metrics
+    assert httpx.head(f"{url}/health").text == ""
+    other = httpx.get(url)
+    assert other.status_code == 404
+    assert "/health, /metrics" in other.text
 
 
 def test_g4_a_stranger_that_says_nothing_does_not_disturb_the_end(
