@@ -54,6 +54,17 @@ def tiny_qwen3_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny DeepSeek-V3 in the hub's layout, with a layer that drafts."""
+    from tests.oracle.tiny_checkpoint import write_hub_layout
+    from tests.oracle.tiny_deepseek import DEEPSEEK
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-deepseek"
+    write_hub_layout(DEEPSEEK, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_prompt_ids() -> list[int]:
     """244 ids of ordinary text for the tiny models, BOS first; take a prefix."""
     from tests.oracle.tiny_text import TEXT, build_tokenizer
@@ -84,3 +95,11 @@ def qwen3_moe_oracle(tiny_qwen3_moe: Path):  # noqa: ANN201 (its module imports 
     from tests.oracle.transformers_oracle import Oracle
 
     return Oracle(tiny_qwen3_moe)
+
+
+@pytest.fixture(scope="session")
+def deepseek_oracle(tiny_deepseek: Path):  # noqa: ANN201 (its module imports torch)
+    """transformers on the tiny DeepSeek-V3, float32."""
+    from tests.oracle.transformers_oracle import Oracle
+
+    return Oracle(tiny_deepseek)

@@ -11,7 +11,14 @@ from typing import TypeAlias
 
 from pdx.config.model_fields import Fields
 
-__all__ = ["ExpertsConfig", "Routing", "SoftmaxRouting", "parse_qwen3_experts"]
+__all__ = [
+    "ExpertsConfig",
+    "GroupedRouting",
+    "Routing",
+    "SoftmaxRouting",
+    "parse_deepseek_experts",
+    "parse_qwen3_experts",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +29,20 @@ class SoftmaxRouting:
     renormalise: bool
 
 
-Routing: TypeAlias = SoftmaxRouting
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedRouting:
+    """The highest sigmoids of the best groups of experts; a bias has a say in who is chosen."""
+
+    num_groups: int
+    #: Groups of one token.
+    num_chosen_groups: int
+    #: Whether the weights of a token's experts are made to sum to 1, before they are scaled.
+    renormalise: bool
+    #: What the weights are multiplied by.
+    scale: float
+
+
+Routing: TypeAlias = SoftmaxRouting | GroupedRouting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +56,8 @@ class ExpertsConfig:
     num_chosen: int
     #: Inner size of an expert's MLP.
     inner_size: int
+    #: Inner size of the MLP that every token goes through besides; 0: there is none.
+    shared_inner_size: int
     routing: Routing
 
 
@@ -56,16 +78,54 @@ def parse_qwen3_experts(fields: Fields, num_layers: int) -> ExpertsConfig | None
     experts = ExpertsConfig(
         layers=frozenset(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense),
         num_experts=num_experts,
-        num_chosen=num_chosen(fields, num_experts),
+        num_chosen=_num_chosen(fields, num_experts),
         inner_size=fields.size("moe_intermediate_size"),
+        shared_inner_size=0,
         routing=SoftmaxRouting(renormalise=fields.take("norm_topk_prob", bool, False)),
     )
     return experts if experts.layers else None
 
 
-def num_chosen(fields: Fields, num_experts: int) -> int:
-    """``num_experts_per_tok``, which must be there and not be more than there are."""
+def parse_deepseek_experts(fields: Fields, num_layers: int) -> ExpertsConfig | None:
+    """DeepSeek-V3's fields; None: every layer is dense.
+
+    Raises:
+        CheckpointError: a number is missing or not served; it is named.
+    """
+    fields.require("scoring_func", "sigmoid")
+    fields.require("topk_method", "noaux_tc")
+    fields.require("moe_layer_freq", 1)
+    fields.drop("ep_size", "aux_loss_alpha", "seq_aux", "output_router_logits")  # of training
+    num_dense = fields.take("first_k_dense_replace", int)
+    if num_dense < 0:
+        raise fields.refused("first_k_dense_replace", num_dense)
+    num_experts, num_groups = fields.size("n_routed_experts"), fields.size("n_group")
+    # A group's score is the sum of its two best experts.
+    if num_experts % num_groups or num_experts < 2 * num_groups:
+        raise fields.refused("n_group", num_groups)
+    num_chosen_groups = fields.size("topk_group")
+    if num_chosen_groups > num_groups:
+        raise fields.refused("topk_group", num_chosen_groups)
+    num_chosen = _num_chosen(fields, num_experts // num_groups * num_chosen_groups)
+    inner_size = fields.size("moe_intermediate_size")
+    experts = ExpertsConfig(
+        layers=frozenset(range(num_dense, num_layers)),
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        inner_size=inner_size,
+        shared_inner_size=inner_size * fields.size("n_shared_experts"),
+        routing=GroupedRouting(
+            num_groups=num_groups,
+            num_chosen_groups=num_chosen_groups,
+            renormalise=fields.take("norm_topk_prob", bool),
+            scale=fields.number("routed_scaling_factor"),
+        ),
+    )
+    return experts if experts.layers else None
+
+
+def _num_chosen(fields: Fields, most: int) -> int:
     chosen = fields.size("num_experts_per_tok")
-    if chosen > num_experts:
+    if chosen > most:
         raise fields.refused("num_experts_per_tok", chosen)
     return chosen

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdx.config.experts import ExpertsConfig, parse_qwen3_experts
+from pdx.config.experts import ExpertsConfig, parse_deepseek_experts, parse_qwen3_experts
+from pdx.config.mla import MlaConfig, parse_mla
 from pdx.config.model_fields import Fields, read_json
+from pdx.config.quantization import Float8Blocks, parse_quantization
 from pdx.config.rope import RopeConfig, YarnScaling, parse_rope
 from pdx.errors import CheckpointError
 
@@ -30,6 +32,7 @@ class Family(enum.StrEnum):
     LLAMA = "llama"
     QWEN3 = "qwen3"
     QWEN3_MOE = "qwen3_moe"
+    DEEPSEEK_V3 = "deepseek_v3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,24 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     #: None: every layer is dense.
     experts: ExpertsConfig | None = None
+    #: None: heads have keys and values of their own, and ``head_dim`` is the size of either.
+    mla: MlaConfig | None = None
+    #: Layers behind the last that only draft tokens; a checkpoint may lack what it promises here.
+    num_draft_layers: int = 0
+    #: None: weights are stored as they are.
+    quantization: Float8Blocks | None = None
+
+    @property
+    def rope_dim(self) -> int:
+        """How much of a head is rotated."""
+        return self.head_dim if self.mla is None else self.mla.rope_dim
+
+    @property
+    def kv_parts(self) -> tuple[int, int]:
+        """Of what a token leaves in KV memory for each of ``num_kv_heads``: parts, and the values
+        of one: K and V, or one record.
+        """
+        return (2, self.head_dim) if self.mla is None else (1, self.mla.record_dim)
 
     @classmethod
     def load(cls, folder: Path) -> ModelConfig:
@@ -77,9 +98,10 @@ class ModelConfig:
             )
         generation = folder / "generation_config.json"
         extra_eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+        quantization = parse_quantization(fields)
         config = _PARSERS[name](fields, _as_ids(generation, extra_eos))
         fields.refuse_rest()
-        return config
+        return dataclasses.replace(config, quantization=quantization)
 
 
 def _parse_llama(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfig:
@@ -110,25 +132,46 @@ def _parse_qwen3_moe(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfig:
     return dataclasses.replace(config, experts=experts)
 
 
+def _parse_deepseek_v3(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfig:
+    fields.require("model_type", "deepseek_v3")
+    fields.demand("max_position_embeddings")
+    fields.require("attention_bias", False)
+    fields.require("mlp_bias", False)
+    # Every head has a key and a value of its own, made from the latent that all of them share.
+    fields.require("num_key_value_heads", fields.peek("num_attention_heads"))
+    mla = parse_mla(fields)
+    # What transformers 5 writes of its own: the rotated part, and a whole head.
+    fields.require("head_dim", mla.rope_dim)
+    fields.require("qk_head_dim", mla.nope_dim + mla.rope_dim)
+    num_draft_layers = _count(fields, "num_nextn_predict_layers", _count(fields, "num_mtp_layers"))
+    config = _parse_dense(fields, extra_eos, Family.DEEPSEEK_V3, mla)
+    return dataclasses.replace(
+        config,
+        experts=parse_deepseek_experts(fields, config.num_layers),
+        num_draft_layers=num_draft_layers,
+    )
+
+
 _PARSERS: dict[str, Callable[[Fields, tuple[int, ...]], ModelConfig]] = {
     "LlamaForCausalLM": _parse_llama,
     "Qwen3ForCausalLM": _parse_qwen3,
     "Qwen3MoeForCausalLM": _parse_qwen3_moe,
+    "DeepseekV3ForCausalLM": _parse_deepseek_v3,
 }
 
 
-def _parse_dense(fields: Fields, extra_eos: tuple[int, ...], family: Family) -> ModelConfig:
-    """What all layers of grouped-query attention and a SwiGLU MLP have in common."""
+def _parse_dense(
+    fields: Fields, extra_eos: tuple[int, ...], family: Family, mla: MlaConfig | None = None
+) -> ModelConfig:
+    """What all models of attention and a SwiGLU MLP have in common."""
     fields.require("hidden_act", "silu")
     fields.require("pruned_heads", {})
     fields.require("add_cross_attention", False)
     hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    num_kv_heads = fields.size("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.refused("num_key_value_heads", num_kv_heads)
-    head_dim = fields.size("head_dim", max(1, hidden_size // num_heads))
-    if head_dim % 2:
-        raise fields.refused("head_dim", head_dim)
+    if mla is None:
+        num_kv_heads, head_dim = _parse_heads(fields, hidden_size, num_heads)
+    else:
+        num_kv_heads, head_dim = 1, mla.nope_dim + mla.rope_dim
     num_layers = fields.size("num_hidden_layers")
     fields.require("layer_types", ["full_attention"] * num_layers)
     rope = parse_rope(fields)
@@ -150,7 +193,26 @@ def _parse_dense(fields: Fields, extra_eos: tuple[int, ...], family: Family) -> 
         dtype=_parse_dtype(fields),
         bos_token_id=fields.take("bos_token_id", int, None),
         eos_token_ids=_parse_eos(fields, extra_eos),
+        mla=mla,
     )
+
+
+def _parse_heads(fields: Fields, hidden_size: int, num_heads: int) -> tuple[int, int]:
+    """Number of heads for K and V, and size of a head."""
+    num_kv_heads = fields.size("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.refused("num_key_value_heads", num_kv_heads)
+    head_dim = fields.size("head_dim", max(1, hidden_size // num_heads))
+    if head_dim % 2:
+        raise fields.refused("head_dim", head_dim)
+    return num_kv_heads, head_dim
+
+
+def _count(fields: Fields, name: str, default: int = 0) -> int:
+    count: int = fields.take(name, int, default)
+    if count < 0:
+        raise fields.refused(name, count)
+    return count
 
 
 def _context_len(stated: int, rope: RopeConfig) -> int:

@@ -36,6 +36,10 @@ class Fields:
             raise self.refused(name, value)
         return value
 
+    def peek(self, name: str) -> Any:
+        """The value as it stands, which stays to be taken; None where it is absent."""
+        return self._rest.get(name)
+
     def size(self, name: str, default: Any = ...) -> int:
         """A positive integer."""
         value: int = self.take(name, int, default)
@@ -62,6 +66,16 @@ class Fields:
         if missing:
             what = "fields {} are" if len(missing) > 1 else "field {} is"
             raise CheckpointError(f"{self.path}: {what.format(', '.join(missing))} missing")
+
+    def stated(self, name: str) -> bool:
+        """Whether the field has a value; null is one where its absence means something else.
+
+        Raises:
+            CheckpointError: the field is absent.
+        """
+        if name not in self._rest:
+            raise CheckpointError(f"{self.path}: field {name!r} is missing")
+        return self._rest[name] is not None
 
     def drop(self, *names: str) -> None:
         """Take fields that say nothing, given what has been read before."""

@@ -66,6 +66,8 @@ class YarnScaling:
     #: Whether the blend begins and ends at whole dimensions.
     truncate: bool
     attention_factor: float
+    #: Latent attention also scales its scores by this; 0: it does not.
+    mscale_all_dim: float = 0.0
     #: Context that the model was first trained with, tokens.
     original_len: int
 
@@ -147,20 +149,26 @@ def _yarn(rope: Fields) -> YarnScaling:
     fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
     if fast <= slow:
         raise rope.refused("beta_fast", fast)
+    scale, scale_all = _mscale(rope, "mscale"), _mscale(rope, "mscale_all_dim")
     return YarnScaling(
         factor=factor,
         beta_fast=fast,
         beta_slow=slow,
         truncate=rope.take("truncate", bool, True),
-        attention_factor=rope.number("attention_factor", _attention_factor(rope, factor)),
+        attention_factor=rope.number(
+            "attention_factor", _attention_factor(factor, scale, scale_all)
+        ),
+        mscale_all_dim=scale_all,
         original_len=rope.size("original_max_position_embeddings"),
     )
 
 
-def _attention_factor(rope: Fields, factor: float) -> float:
+def _mscale(rope: Fields, name: str) -> float:
+    return float(rope.take(name, (int, float), 0))
+
+
+def _attention_factor(factor: float, scale: float, scale_all: float) -> float:
     """0.1 ln f + 1, or the ratio of DeepSeek's two weightings of it, where both are given."""
-    scale = float(rope.take("mscale", (int, float), 0))
-    scale_all = float(rope.take("mscale_all_dim", (int, float), 0))
     log = 0.1 * math.log(factor)
     if scale and scale_all:
         return (scale * log + 1.0) / (scale_all * log + 1.0)

@@ -40,6 +40,11 @@ class StoredTensor:
         return self.dtype in _FLOATS
 
     @property
+    def is_float8(self) -> bool:
+        """Whether its values are weights together with scales beside them."""
+        return self.dtype == "F8_E4M3"
+
+    @property
     def num_values(self) -> int:
         """Product of the shape; 1 for a scalar."""
         return math.prod(self.shape)

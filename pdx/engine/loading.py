@@ -79,6 +79,7 @@ class LoadedModel:
             kv_layout=_KV_LAYOUT,
             num_pages=self.layout.rank.num_pages,
             kv_alignment=self.layout.alignment,
+            num_parts=self.layout.rank.num_parts,
         )
 
     def scheduler(self) -> Scheduler:

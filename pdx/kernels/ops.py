@@ -11,6 +11,8 @@ from torch import Tensor
 from pdx.errors import ConfigError
 from pdx.kernels.cpu.expert_mlp import expert_mlp as cpu_expert_mlp
 from pdx.kernels.cpu.linear import linear as cpu_linear
+from pdx.kernels.cpu.mla_attention import mla_attention as cpu_mla_attention
+from pdx.kernels.cpu.mla_attention import mla_chunk_attention as cpu_mla_chunk_attention
 from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
 from pdx.kernels.cpu.rms_norm import rms_norm as cpu_rms_norm
 from pdx.kernels.cpu.rope import rope as cpu_rope
@@ -19,11 +21,13 @@ from pdx.kernels.cpu.silu_mul import silu_mul as cpu_silu_mul
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.expert_mlp import expert_mlp
 from pdx.kernels.reference.linear import linear
+from pdx.kernels.reference.mla_append import mla_append
+from pdx.kernels.reference.mla_attention import mla_attention, mla_chunk_attention
 from pdx.kernels.reference.paged_attention import paged_attention
 from pdx.kernels.reference.rms_norm import rms_norm
-from pdx.kernels.reference.rope import rope
+from pdx.kernels.reference.rope import rope, rope_interleaved
 from pdx.kernels.reference.rope_kv_append import rope_kv_append
-from pdx.kernels.reference.routing import softmax_routing
+from pdx.kernels.reference.routing import grouped_routing, softmax_routing
 from pdx.kernels.reference.silu_mul import silu_mul
 
 __all__ = ["REFERENCE_OPS", "Ops", "ops_for"]
@@ -39,7 +43,12 @@ class Ops:
     silu_mul: Callable[[Tensor, Tensor], Tensor]
     rope_kv_append: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PagedBatch], None]
     paged_attention: Callable[[Tensor, Tensor, PagedBatch, float], Tensor]
+    rope_interleaved: Callable[[Tensor, Tensor, Tensor], Tensor]
+    mla_append: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PagedBatch, bool], None]
+    mla_attention: Callable[[Tensor, Tensor, PagedBatch, float, int], Tensor]
+    mla_chunk_attention: Callable[[Tensor, Tensor, Tensor, Tensor, PagedBatch, float], Tensor]
     softmax_routing: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
+    grouped_routing: Callable[[Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]]
     expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -50,7 +59,12 @@ REFERENCE_OPS = Ops(
     silu_mul=silu_mul,
     rope_kv_append=rope_kv_append,
     paged_attention=paged_attention,
+    rope_interleaved=rope_interleaved,
+    mla_append=mla_append,
+    mla_attention=mla_attention,
+    mla_chunk_attention=mla_chunk_attention,
     softmax_routing=softmax_routing,
+    grouped_routing=grouped_routing,
     expert_mlp=expert_mlp,
 )
 _CPU_OPS = replace(
@@ -61,6 +75,8 @@ _CPU_OPS = replace(
     silu_mul=cpu_silu_mul,
     rope_kv_append=cpu_rope_kv_append,
     paged_attention=cpu_paged_attention,
+    mla_attention=cpu_mla_attention,
+    mla_chunk_attention=cpu_mla_chunk_attention,
     expert_mlp=cpu_expert_mlp,
 )
 
@@ -91,4 +107,8 @@ def _interpreted_ops() -> Ops:
         rope=triton_ops.rope,
         rope_kv_append=triton_ops.rope_kv_append,
         paged_attention=triton_ops.PagedAttention(),
+        rope_interleaved=triton_ops.rope_interleaved,
+        mla_append=triton_ops.mla_append,
+        mla_attention=triton_ops.MlaAttention(),
+        mla_chunk_attention=triton_ops.MlaChunkAttention(),
     )

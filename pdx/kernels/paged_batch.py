@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-__all__ = ["DecodeSteps", "PagedBatch", "PagedSpan"]
+__all__ = ["BatchPart", "DecodeSteps", "PagedBatch", "PagedSpan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,15 @@ class DecodeSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPart:
+    """Some spans of a pass as a batch of their own."""
+
+    #: int64 [T of the part]: its rows in the pass's [T, ...] tensors.
+    rows: Tensor
+    batch: PagedBatch
+
+
+@dataclass(frozen=True, kw_only=True)
 class PagedBatch:
     """All spans of a pass, and for each of the T tokens the place of its own K and V."""
 
@@ -104,6 +114,34 @@ class PagedBatch:
             token_pages=_int64(pages),
             token_offsets=_int64(offsets),
         )
+
+    # Layers whose attention computes steps and chunks in different ways ask for these; no slots,
+    # so that they are made once a pass.
+    @cached_property
+    def decode_part(self) -> BatchPart:
+        """The spans of one token."""
+        return self._part(tuple(span for span in self.spans if span.num_tokens == 1))
+
+    @cached_property
+    def chunk_part(self) -> BatchPart:
+        """The others."""
+        return self._part(self.chunks)
+
+    def _part(self, spans: tuple[PagedSpan, ...]) -> BatchPart:
+        rows: list[int] = []
+        moved: list[PagedSpan] = []
+        for span in spans:
+            moved.append(replace(span, start=len(rows)))
+            rows += range(span.start, span.start + span.num_tokens)
+        indices = _int64(rows)
+        batch = PagedBatch(
+            spans=tuple(moved),
+            decode_steps=DecodeSteps.of([span for span in moved if span.num_tokens == 1]),
+            chunks=tuple(span for span in moved if span.num_tokens > 1),
+            token_pages=self.token_pages[indices],
+            token_offsets=self.token_offsets[indices],
+        )
+        return BatchPart(rows=indices, batch=batch)
 
 
 def _int64(values: Sequence[int]) -> Tensor:

@@ -49,13 +49,15 @@ def kv_layout(
     if num_pages <= 0:
         raise ConfigError(f"{num_pages} KV pages are too few", hint="give the KV cache more memory")
     check_tp_size(config, tp_size)
+    num_parts, part_dim = config.kv_parts
     return KvLayout(
         num_layers=config.num_layers,
         num_kv_heads=len(kv_heads_of_rank(config.num_kv_heads, tp_size, 0)),
-        head_dim=config.head_dim,
+        head_dim=part_dim,
         page_size=page_size,
         num_pages=num_pages,
         itemsize=ITEMSIZE[dtype],
+        num_parts=num_parts,
     )
 
 

@@ -47,6 +47,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     #: What each rank's memory begins at a multiple of, in bytes.
     kv_alignment: int = mmap.PAGESIZE
+    #: Of a head in a page: K and V, or 1 where a token has one record for both.
+    num_parts: int = 2
 
     def layout(self) -> NodeLayout:
         """The node's KV memory.
@@ -56,7 +58,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """
         heads, tp_size = self.num_kv_heads, self.tp_size
         sizes = (self.num_layers, self.head_dim, self.page_size, self.num_pages, self.kv_alignment)
-        splits = min(heads, tp_size, *sizes) > 0 and (heads % tp_size == 0 or tp_size % heads == 0)
+        splits = min(heads, tp_size, self.num_parts, *sizes) > 0 and (
+            heads % tp_size == 0 or tp_size % heads == 0
+        )
         if not splits or self.dtype not in ITEMSIZE:
             raise ProtocolError(f"a manifest describes a KV memory that cannot be: {self}")
         rank = KvLayout(
@@ -66,6 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             page_size=self.page_size,
             num_pages=self.num_pages,
             itemsize=ITEMSIZE[self.dtype],
+            num_parts=self.num_parts,
         )
         return NodeLayout(
             rank=rank, tp_size=tp_size, num_kv_heads=heads, alignment=self.kv_alignment

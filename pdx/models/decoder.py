@@ -96,7 +96,7 @@ class _Decoder(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, tp)
         self.layers = nn.ModuleList(layers)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, ops)
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim)
+        self.rotary = RotaryEmbedding(config.rope, config.rope_dim)
 
     def forward(
         self,

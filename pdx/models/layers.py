@@ -51,9 +51,13 @@ class RowLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, this rank's inputs] -> [T, out]."""
+        return self._tp.sum(self.partial(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """This rank's share of the sum, for a caller that sums more with it."""
         # One rank adds the bias.
         bias = self.bias if self._tp.rank == 0 else None
-        return self._tp.sum(self._ops.linear(x, self.weight, bias))
+        return self._ops.linear(x, self.weight, bias)
 
 
 class Embedding(nn.Module):
@@ -97,6 +101,7 @@ class SwiGluMlp(nn.Module):
     def __init__(self, size: int, inner_size: int, *, bias: bool, ops: Ops, tp: TpGroup) -> None:
         super().__init__()
         self._ops = ops
+        self._tp = tp
         rows = even_shard(inner_size, tp)
         columns = even_shard(inner_size, tp, dim=1)
         self.gate_proj = ColumnLinear(size, rows, bias=bias, ops=ops)
@@ -105,5 +110,8 @@ class SwiGluMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, size] -> the same shape."""
-        y: Tensor = self.down_proj(self._ops.silu_mul(self.gate_proj(x), self.up_proj(x)))
-        return y
+        return self._tp.sum(self.partial(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """This rank's share of the sum, for a caller that sums more with it."""
+        return self.down_proj.partial(self._ops.silu_mul(self.gate_proj(x), self.up_proj(x)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pdx.config.experts import ExpertsConfig
+from pdx.config.experts import ExpertsConfig, SoftmaxRouting
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM, DecoderLayer
@@ -48,6 +48,7 @@ class SparseMlp(nn.Module):
         self._ops = ops
         self._tp = tp
         self._num_chosen = config.num_chosen
+        assert isinstance(config.routing, SoftmaxRouting)
         self._renormalise = config.routing.renormalise
         self.gate = Linear(hidden_size, config.num_experts, bias=False, ops=ops)
         self.experts = Experts(hidden_size, config, ops, tp)

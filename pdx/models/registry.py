@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from torch import nn
+
 from pdx.config.model import Family, ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM
+from pdx.models.deepseek_draft import DraftLayer
+from pdx.models.deepseek_v3 import build_deepseek_v3
 from pdx.models.llama import build_llama
 from pdx.models.qwen3 import build_qwen3
 from pdx.models.qwen3_moe import build_qwen3_moe
 from pdx.models.sharding import LoneRank, TpGroup
 
-__all__ = ["CausalLM", "build_model"]
+__all__ = ["CausalLM", "build_drafts", "build_model"]
 
 _ALONE = LoneRank()
 
@@ -28,5 +32,18 @@ def build_model(config: ModelConfig, ops: Ops, tp: TpGroup = _ALONE) -> CausalLM
             return build_qwen3(config, ops, tp)
         case Family.QWEN3_MOE:
             return build_qwen3_moe(config, ops, tp)
+        case Family.DEEPSEEK_V3:
+            return build_deepseek_v3(config, ops, tp)
         case _:
             assert_never(config.family)
+
+
+def build_drafts(config: ModelConfig, ops: Ops, tp: TpGroup = _ALONE) -> nn.ModuleDict:
+    """The layers behind the last that only draft, by the names of their parameters; none for most
+    models.
+    """
+    layers = {
+        str(config.num_layers + draft_idx): DraftLayer(config, ops, tp)
+        for draft_idx in range(config.num_draft_layers)
+    }
+    return nn.ModuleDict({"model": nn.ModuleDict({"layers": nn.ModuleDict(layers)})})

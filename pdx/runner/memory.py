@@ -51,7 +51,7 @@ class ExportedKv:
 
 
 def kv_tensor(buffer: mmap.mmap | bytearray, layout: KvLayout, dtype: torch.dtype) -> Tensor:
-    """The layout's view of a buffer, [L, P, Hkv, 2, S, D]; the tensor keeps the buffer alive."""
+    """The layout's view of a buffer, [L, P, Hkv, parts, S, D]; the tensor keeps it alive."""
     return _view(torch.frombuffer(buffer, dtype=torch.uint8), layout, dtype)
 
 
@@ -60,7 +60,7 @@ def _view(memory: Tensor, layout: KvLayout, dtype: torch.dtype) -> Tensor:
         layout.num_layers,
         layout.num_pages,
         layout.num_kv_heads,
-        2,
+        layout.num_parts,
         layout.page_size,
         layout.head_dim,
     )

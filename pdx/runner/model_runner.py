@@ -127,4 +127,5 @@ def _with_one_page(layout: KvLayout) -> KvLayout:
         page_size=layout.page_size,
         num_pages=1,
         itemsize=layout.itemsize,
+        num_parts=layout.num_parts,
     )

@@ -15,7 +15,7 @@ from pdx.errors import ConfigError
 from pdx.kernels.ops import ops_for
 from pdx.kv.geometry import kv_layout, num_pages_in
 from pdx.kv.layout import KvLayout
-from pdx.models.registry import CausalLM, build_model
+from pdx.models.registry import CausalLM, build_drafts, build_model
 from pdx.models.sharding import TpGroup
 from pdx.request.rank import RankConfig, RankLoading, RankReady
 from pdx.runner.channel import Channel
@@ -98,7 +98,15 @@ def _load(
     # Parameters are made without memory, so that the model is in memory once, not twice.
     with torch.device("meta"):
         model = build_model(model_config, ops, tp)
-    load_parameters(model, Path(config.model_folder), _DTYPES[config.dtype], on_progress)
+        drafts = build_drafts(model_config, ops, tp)
+    load_parameters(
+        model,
+        Path(config.model_folder),
+        _DTYPES[config.dtype],
+        on_progress,
+        model_config.quantization,
+        left_on_disk=drafts,
+    )
     return model.eval()
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from pdx.config.quantization import SCALE_SUFFIX, Float8Blocks
 from pdx.errors import CheckpointError
 from pdx.models.stored import StoredPart, stored_parts
+from pdx.weights.float8 import dequantised
 from pdx.weights.index import WeightIndex
 
 __all__ = ["load_parameters"]
@@ -23,52 +25,124 @@ def load_parameters(
     folder: Path,
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None],
+    quantization: Float8Blocks | None = None,
+    left_on_disk: nn.Module | None = None,
 ) -> None:
     """Replace every parameter of ``model`` (made on the meta device) by the stored one in dtype.
 
     Weights are copied, not mapped: a file that is replaced or cut short later must not change a
-    running model.
+    running model. Of a sharded tensor only this rank's part is read.
 
     Args:
         model: its weight table (``pdx.models.stored``) names the checkpoint's tensors.
         folder: a Hugging Face folder.
-        dtype: of the parameters; buffers keep theirs.
+        dtype: of the parameters, but for those that a module names in ``float32``; buffers keep
+            theirs.
         on_progress: called with bytes done and bytes in all, once per stored tensor.
+        quantization: of the weights that are stored as float8.
+        left_on_disk: parts of the checkpoint that are not used. It has all of their tensors or
+            none; those that it has are checked like the others.
 
     Raises:
-        CheckpointError: tensors are missing, unused, of another shape or not of floating point;
-            they are named.
+        CheckpointError: tensors are missing, unused, of another shape or of a type that is not
+            served; they are named.
     """
     index = WeightIndex.open(folder)
     parts = stored_parts(model, index.tensors)
-    _check(parts, index, folder)
-    sources: dict[str, list[tuple[str, StoredPart]]] = {}
+    checked = parts | _left_on_disk(left_on_disk, index)
+    scales = _scales_of(checked, index, quantization)
+    _check(checked, scales, index, folder, quantization)
+    values = _Values(model, dtype)
+    fills: dict[str, list[tuple[str, StoredPart]]] = {}
     for name, own in parts.items():
         for part in own:
-            sources.setdefault(part.name, []).append((name, part))
-    parameters = dict(model.named_parameters())
-    total = sum(p.numel() for p in parameters.values()) * dtype.itemsize
-    done = 0
-    values: dict[str, torch.Tensor] = {}
-    for stored_name, stored in index.read(sources):
-        for name, part in sources[stored_name]:
-            if name not in values:
-                values[name] = torch.empty(parameters[name].shape, dtype=dtype)
-                _set(model, name, values[name])
-            place = values[name][part.target]
-            place.copy_(stored[part.source])
-            done += place.nbytes
-        on_progress(done, total)
+            fills.setdefault(part.name, []).append((name, part))
+    # Views of mapped files: no memory is theirs.
+    scale_values = dict(index.read(scales[name] for name in fills if name in scales))
+    for stored_name, stored in index.read(fills):
+        for name, part in fills[stored_name]:
+            if stored_name in scales:
+                assert quantization is not None
+                scale = scale_values[scales[stored_name]]
+                values.fill(name, part, dequantised(stored, scale, part.source, quantization))
+            else:
+                values.fill(name, part, stored[part.source])
+        on_progress(values.done_bytes, values.total_bytes)
 
 
-def _set(model: nn.Module, name: str, value: torch.Tensor) -> None:
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
+class _Values:
+    """The parameters of a model, each made when its first part comes."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model = model
+        self._made: dict[str, torch.Tensor] = {}
+        self._empty = {
+            name: (parameter.shape, _dtype_of(model, name, dtype))
+            for name, parameter in model.named_parameters()
+        }
+        self.done_bytes = 0
+        self.total_bytes = sum(
+            shape.numel() * own_dtype.itemsize for shape, own_dtype in self._empty.values()
+        )
+
+    def fill(self, name: str, part: StoredPart, value: torch.Tensor) -> None:
+        """Copy a part to its place."""
+        if name not in self._made:
+            shape, dtype = self._empty[name]
+            self._made[name] = made = torch.empty(shape, dtype=dtype)
+            owner, leaf = _owner(self._model, name)
+            setattr(owner, leaf, nn.Parameter(made, requires_grad=False))
+        place = self._made[name][part.target]
+        place.copy_(value)
+        self.done_bytes += place.nbytes
 
 
-def _check(parts: Mapping[str, tuple[StoredPart, ...]], index: WeightIndex, folder: Path) -> None:
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path), leaf
+
+
+def _dtype_of(model: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
+    owner, leaf = _owner(model, name)
+    return torch.float32 if leaf in getattr(owner, "float32", ()) else dtype
+
+
+def _left_on_disk(
+    module: nn.Module | None, index: WeightIndex
+) -> dict[str, tuple[StoredPart, ...]]:
+    parts = {} if module is None else stored_parts(module, index.tensors)
+    is_there = any(part.name in index.tensors for own in parts.values() for part in own)
+    return parts if is_there else {}
+
+
+def _scales_of(
+    parts: Mapping[str, tuple[StoredPart, ...]],
+    index: WeightIndex,
+    quantization: Float8Blocks | None,
+) -> dict[str, str]:
+    """By name of each float8 tensor that is wanted, that of its scales."""
+    if quantization is None:
+        return {}
+    names = {part.name for own in parts.values() for part in own}
+    return {
+        name: name + SCALE_SUFFIX
+        for name in names
+        if name in index.tensors and index.tensors[name].is_float8
+    }
+
+
+def _check(
+    parts: Mapping[str, tuple[StoredPart, ...]],
+    scales: Mapping[str, str],
+    index: WeightIndex,
+    folder: Path,
+    quantization: Float8Blocks | None,
+) -> None:
     stored = index.tensors
     wanted = {part.name: part.shape for own in parts.values() for part in own}
+    served = {name for name in stored if stored[name].is_float or name in scales}
+    if quantization is not None:
+        wanted |= {scales[name]: quantization.scale_shape(wanted[name]) for name in scales}
     kinds = {
         "missing": [name for name in wanted if name not in stored],
         "unused": [name for name in stored if name not in wanted and not _ignorable(name)],
@@ -80,7 +154,7 @@ def _check(parts: Mapping[str, tuple[StoredPart, ...]], index: WeightIndex, fold
         "wrong type": [
             f"{name} is {stored[name].dtype}"
             for name in wanted
-            if name in stored and not stored[name].is_float
+            if name in stored and name not in served
         ],
     }
     problems = [f"{what}: {_listed(names)}" for what, names in kinds.items() if names]

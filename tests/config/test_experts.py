@@ -39,6 +39,7 @@ def test_qwen3_moe(tmp_path: Path) -> None:
         num_experts=16,
         num_chosen=4,
         inner_size=32,
+        shared_inner_size=0,
         routing=SoftmaxRouting(renormalise=True),
     )
     assert load(tmp_path, **QWEN3).experts is None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pdx.kernels.cpu.expert_mlp import expert_mlp as cpu_expert_mlp
 from pdx.kernels.reference.expert_mlp import expert_mlp
-from pdx.kernels.reference.routing import softmax_routing
+from pdx.kernels.reference.routing import grouped_routing, softmax_routing
 
 #: A few roundings of the dtype on values of size 1.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}
@@ -86,3 +86,29 @@ def test_routing_is_in_float32() -> None:
     assert weights.dtype == torch.float32
     assert ids.tolist() == [[2, 1]]
     assert float(weights[0, 0] - weights[0, 1]) > 0.007
+
+
+def test_grouped_routing_takes_the_best_of_the_groups_with_the_best_pairs() -> None:
+    # Sigmoids 0.5 and more; the first group has the best expert, the second the best pair.
+    logits = torch.tensor([[3.0, 0.0, 2.0, 1.5, -5.0, -5.0]])
+    weights, ids = grouped_routing(logits, torch.zeros(6), 2, 3, 1, False, 1.0)
+    assert ids.tolist() == [[2, 3]]
+    torch.testing.assert_close(weights, torch.sigmoid(logits[:, [2, 3]]))
+
+
+def test_bias_of_grouped_routing_only_chooses() -> None:
+    logits, bias = torch.zeros(1, 4), torch.tensor([0.0, 0.2, 0.0, 0.1])
+    weights, ids = grouped_routing(logits, bias, 2, 1, 1, True, 2.5)
+    assert ids.tolist() == [[1, 3]]
+    torch.testing.assert_close(weights, torch.full((1, 2), 1.25))
+
+
+def test_grouped_routing_stays_in_its_groups_where_all_in_them_are_below_zero() -> None:
+    logits, bias = torch.tensor([[5.0, 5.0, -5.0, -5.0]]), torch.tensor([-1.5, -1.6, -3.0, -3.0])
+    _, ids = grouped_routing(logits, bias, 2, 2, 1, True, 1.0)
+    assert sorted(ids[0].tolist()) == [0, 1]
+
+
+def test_grouped_routing_of_no_tokens() -> None:
+    weights, ids = grouped_routing(torch.empty(0, 8), torch.zeros(8), 2, 4, 2, True, 1.0)
+    assert weights.shape == ids.shape == (0, 2)

@@ -38,8 +38,20 @@ def test_ranks_divide_the_heads_or_are_a_multiple_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"page_size": 0}, {"num_pages": -1}, {"dtype": "int7"}, {"kv_alignment": 0}]
+    "change",
+    [
+        {"page_size": 0},
+        {"num_pages": -1},
+        {"dtype": "int7"},
+        {"kv_alignment": 0},
+        {"num_parts": 0},
+    ],
 )
 def test_a_memory_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ProtocolError, match="cannot be"):
         msgspec.structs.replace(ONE_RANK, **change).layout()
+
+
+def test_records_of_one_part_are_half_of_keys_and_values() -> None:
+    record = msgspec.structs.replace(ONE_RANK, num_parts=1).layout()
+    assert 2 * record.rank.page_bytes == ONE_RANK.layout().rank.page_bytes

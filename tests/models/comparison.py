@@ -14,11 +14,23 @@ from torch import Tensor
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import REFERENCE_OPS, Ops
 from pdx.kernels.paged_batch import PagedBatch
-from pdx.models.registry import CausalLM, build_model
+from pdx.kv.geometry import kv_layout
+from pdx.models.registry import CausalLM, build_drafts, build_model
+from pdx.models.sharding import LoneRank, TpGroup
+from pdx.runner.memory import kv_tensor
 from pdx.weights.load import load_parameters
 from tests.oracle.transformers_oracle import Oracle
 
-__all__ = ["LENGTHS", "LOGIT_TOLERANCE", "PAGE_SIZE", "altered", "difference", "loaded", "run"]
+__all__ = [
+    "LENGTHS",
+    "LOGIT_TOLERANCE",
+    "PAGE_SIZE",
+    "altered",
+    "difference",
+    "empty_kv",
+    "loaded",
+    "run",
+]
 
 PAGE_SIZE = 16
 #: float32 sums in another order over a few layers end within 3e-5 here; every mistake that the
@@ -33,11 +45,16 @@ def loaded(
     ops: Ops = REFERENCE_OPS,
     config: ModelConfig | None = None,
     dtype: torch.dtype = torch.float32,
+    tp: TpGroup | None = None,
 ) -> CausalLM:
-    """Our model of a folder; ``config`` in place of the folder's own."""
+    """Our model of a folder, or a rank's part; ``config`` in place of the folder's own."""
+    config = config or ModelConfig.load(folder)
     with torch.device("meta"):
-        model = build_model(config or ModelConfig.load(folder), ops)
-    load_parameters(model, folder, dtype, lambda done, total: None)
+        group = tp or LoneRank()
+        model, drafts = build_model(config, ops, group), build_drafts(config, ops, group)
+    load_parameters(
+        model, folder, dtype, lambda done, total: None, config.quantization, left_on_disk=drafts
+    )
     return model
 
 
@@ -58,8 +75,7 @@ def run(
     change(model)
     total = sum(map(len, chunks))
     pages = list(range(-(-total // PAGE_SIZE)))[::-1]
-    shape = (config.num_layers, len(pages), config.num_kv_heads, 2, PAGE_SIZE, config.head_dim)
-    kv = torch.full(shape, float("nan"), dtype=dtype)
+    kv = empty_kv(config, len(pages), dtype)
     ready: list[int] = []
     logits = []
     begin = 0
@@ -71,6 +87,15 @@ def run(
             logits.append(model.logits(hidden))
             begin += len(chunk)
     return torch.cat(logits), ready
+
+
+def empty_kv(
+    config: ModelConfig, num_pages: int, dtype: torch.dtype = torch.float32, tp_size: int = 1
+) -> Tensor:
+    """Poisoned pages of a rank, [L, P, Hkv, parts, S, D]."""
+    layout = kv_layout(config, PAGE_SIZE, num_pages, "float32", tp_size)
+    buffer = bytearray(layout.total_bytes)
+    return kv_tensor(buffer, layout, torch.float32).fill_(float("nan")).to(dtype)
 
 
 def difference(

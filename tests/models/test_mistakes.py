@@ -4,8 +4,7 @@ fluent text: each mistake is made in our own model, and must move the logits far
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +21,11 @@ from pdx.kernels.paged_batch import PagedBatch
 from pdx.models.experts import Experts
 from pdx.models.qwen3 import Qwen3Attention
 from pdx.models.registry import CausalLM
-from tests.models.comparison import LOGIT_TOLERANCE, altered, difference, loaded
+from tests.models.comparison import LOGIT_TOLERANCE, altered, loaded
+from tests.models.mistakes import Mistake, eps, experts, rope
 from tests.oracle.transformers_oracle import Oracle
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mistake:
-    """One of the three ways to spoil a model."""
-
-    config: Callable[[ModelConfig], ModelConfig] = lambda config: config
-    ops: Ops = REFERENCE_OPS
-    change: Callable[[CausalLM], None] = lambda model: None
-
-    def moves(self, folder: Path, oracle: Oracle, ids: list[int]) -> float:
-        """How far the largest logit difference is then."""
-        config = self.config(ModelConfig.load(folder))
-        return difference(folder, oracle, ids, self.ops, config, self.change)
 
 
 def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -85,14 +71,6 @@ def norms_after_rope(model: CausalLM) -> None:
     without_head_norms(model, "q_norm", "k_norm")
 
 
-def rope(**changes: Any) -> Mistake:
-    return Mistake(config=lambda config: replace(config, rope=replace(config.rope, **changes)))
-
-
-def eps(factor: float) -> Mistake:
-    return Mistake(config=lambda config: replace(config, rms_norm_eps=config.rms_norm_eps * factor))
-
-
 def yarn(**changes: Any) -> Mistake:
     def change(config: ModelConfig) -> ModelConfig:
         assert isinstance(config.rope.scaling, YarnScaling)
@@ -130,14 +108,6 @@ QWEN3_YARN = {
     "betas swapped for others": yarn(beta_fast=4.0),
     "original length from the config": yarn(original_len=512),
 }
-
-
-def experts(**changes: Any) -> Mistake:
-    def change(config: ModelConfig) -> ModelConfig:
-        assert config.experts is not None
-        return replace(config, experts=replace(config.experts, **changes))
-
-    return Mistake(config=change)
 
 
 def weights_renormalised_in(dtype: torch.dtype) -> Ops:

@@ -17,11 +17,9 @@ from pdx.config.model import ModelConfig
 from pdx.errors import ConfigError
 from pdx.kernels.ops import Ops, ops_for
 from pdx.kernels.paged_batch import PagedBatch
-from pdx.kv.geometry import check_tp_size, kv_layout
+from pdx.kv.geometry import check_tp_size
 from pdx.kv.layout import kv_heads_of_rank
-from pdx.models.registry import build_model
-from pdx.weights.load import load_parameters
-from tests.models.comparison import LOGIT_TOLERANCE, PAGE_SIZE, run
+from tests.models.comparison import LOGIT_TOLERANCE, PAGE_SIZE, empty_kv, loaded, run
 
 
 class ThreadGroup:
@@ -61,16 +59,12 @@ def run_sharded(
     """Logits and KV memory of each rank."""
     config = ModelConfig.load(folder)
     num_pages = -(-len(ids) // PAGE_SIZE)
-    layout = kv_layout(config, PAGE_SIZE, num_pages, "float32", tp_size)
     parts, barrier = [torch.empty(0)] * tp_size, threading.Barrier(tp_size)
 
     @torch.inference_mode()
     def one_rank(rank: int) -> tuple[Tensor, Tensor]:
-        with torch.device("meta"):
-            model = build_model(config, ops, ThreadGroup(rank, parts, barrier))
-        load_parameters(model, folder, torch.float32, lambda done, total: None)
-        shape = (config.num_layers, num_pages, layout.num_kv_heads, 2, PAGE_SIZE, config.head_dim)
-        kv = torch.full(shape, float("nan"))
+        model = loaded(folder, ops, tp=ThreadGroup(rank, parts, barrier))
+        kv = empty_kv(config, num_pages, tp_size=tp_size)
         batch = PagedBatch.build(PAGE_SIZE, [(0, len(ids), list(range(num_pages)))])
         positions = torch.arange(len(ids))
         hidden = model(torch.tensor(ids), positions, kv, batch, lambda layer_idx: None)
@@ -82,7 +76,16 @@ def run_sharded(
 
 @pytest.mark.parametrize("tp_size", [2, 4])
 @pytest.mark.parametrize(
-    "folder", ["tiny_llama", "tiny_qwen3", "tiny_qwen3_untied", "tiny_qwen3_moe"]
+    "folder",
+    [
+        "tiny_llama",
+        "tiny_qwen3",
+        "tiny_qwen3_untied",
+        "tiny_qwen3_moe",
+        "tiny_deepseek",
+        "tiny_deepseek_plain",
+        "tiny_deepseek_float8",
+    ],
 )
 def test_ranks_together_give_the_logits_and_kv_of_one(
     tp_size: int, folder: str, tiny_prompt_ids: list[int], request: pytest.FixtureRequest

@@ -13,6 +13,7 @@ import json
 import math
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ __all__ = [
     "QWEN3",
     "QWEN3_MOE",
     "QWEN3_UNTIED",
+    "Fields",
     "TinyModel",
+    "Weights",
+    "normal",
     "write_hub_layout",
     "write_v5_layout",
 ]
@@ -55,21 +59,93 @@ class TinyModel:
     #: Fields that only one of the layouts has.
     hub_only: Fields
     v5_only: Fields
-    qk_norm: bool
     puts_bos: bool
-    #: Of the output projections: small beside 1, so that no layer drowns the others.
-    residual_gain: float
-    #: Of the final norm: large where the head is the embedding, whose values are small.
-    norm_mean: float
     #: Picked among a few so that no greedy choice after the test prompts is a near tie.
     salt: str
+    #: Makes all tensors, by their checkpoint names.
+    weights: Callable[[TinyModel], Weights]
     num_files: int = 1
+    #: What ``_llama_weights`` goes by. Gain of the output projections: small beside 1, so that no
+    #: layer drowns the others. Mean of the final norm: large where the head is the embedding, whose
+    #: values are small.
+    qk_norm: bool = False
+    residual_gain: float = 0.01
+    norm_mean: float = 1.0
 
     @property
     def head_dim(self) -> int:
         """Its own field, or hidden / heads."""
         derived = self.shared["hidden_size"] // self.shared["num_attention_heads"]
         return int(self.shared.get("head_dim", derived))
+
+
+def _llama_weights(model: TinyModel) -> Weights:
+    """Llama's, and what Qwen3 and Qwen3-MoE add to them; bfloat16."""
+    fields = model.shared
+    hidden = fields["hidden_size"]
+    heads, kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
+    attention = {
+        "self_attn.q_proj": (heads * model.head_dim, hidden, 1.5),
+        "self_attn.k_proj": (kv_heads * model.head_dim, hidden, 1.5),
+        "self_attn.v_proj": (kv_heads * model.head_dim, hidden, 1.5),
+        "self_attn.o_proj": (hidden, heads * model.head_dim, model.residual_gain),
+    }
+    norms = {"input_layernorm": (hidden, 1.0), "post_attention_layernorm": (hidden, 1.0)}
+    if model.qk_norm:
+        norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (model.head_dim, 1.5))
+    salt = model.salt
+    weights = {
+        "model.embed_tokens.weight": normal(salt + "embed", (VOCAB_SIZE, hidden), 0.02),
+        "model.norm.weight": normal(
+            salt + "norm", (hidden,), 0.2 * model.norm_mean, model.norm_mean
+        ),
+    }
+    if not fields["tie_word_embeddings"]:
+        head = normal(salt + "head", (VOCAB_SIZE, hidden), 3.0 / math.sqrt(hidden))
+        weights["lm_head.weight"] = head
+    for layer in range(fields["num_hidden_layers"]):
+        shapes = attention | _mlp_shapes(model, layer)
+        for name, (rows, columns, gain) in shapes.items():
+            key = f"model.layers.{layer}.{name}.weight"
+            weights[key] = normal(salt + key, (rows, columns), gain / math.sqrt(columns))
+        for name, (size, mean) in norms.items():
+            key = f"model.layers.{layer}.{name}.weight"
+            weights[key] = normal(salt + key, (size,), 0.2 * mean, mean)
+    return weights
+
+
+def _mlp_shapes(model: TinyModel, layer: int) -> dict[str, tuple[int, int, float]]:
+    """Of a layer's MLP, or of its router and experts."""
+    fields = model.shared
+    hidden, gain = fields["hidden_size"], model.residual_gain
+
+    def one(name: str, inner: int) -> dict[str, tuple[int, int, float]]:
+        return {
+            f"{name}.gate_proj": (inner, hidden, 1.5),
+            f"{name}.up_proj": (inner, hidden, 1.5),
+            f"{name}.down_proj": (hidden, inner, gain),
+        }
+
+    num_experts = model.hub_only.get("num_experts", 0)
+    if not num_experts or layer in fields["mlp_only_layers"]:
+        return one("mlp", fields["intermediate_size"])
+    shapes = {"mlp.gate": (num_experts, hidden, 2.0)}
+    for expert in range(num_experts):
+        shapes |= one(f"mlp.experts.{expert}", fields["moe_intermediate_size"])
+    return shapes
+
+
+def normal(
+    seed: str,
+    shape: tuple[int, ...],
+    std: float,
+    mean: float = 0.0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """Numbers that depend on the seed's text alone."""
+    generator = np.random.Generator(np.random.PCG64(zlib.crc32(seed.encode())))
+    values = (mean + std * generator.standard_normal(shape)).astype(np.float32)
+    return torch.from_numpy(values).to(dtype)
 
 
 _COMMON: Fields = {
@@ -110,6 +186,7 @@ LLAMA = TinyModel(
     residual_gain=0.01,
     norm_mean=1.0,
     salt="f",
+    weights=_llama_weights,
 )
 _QWEN3_SHARED: Fields = {
     **_COMMON,
@@ -136,6 +213,7 @@ QWEN3 = TinyModel(
     residual_gain=0.12,
     norm_mean=20.0,
     salt="t",
+    weights=_llama_weights,
 )
 #: The larger sizes' kind: a head of its own, in several files.
 QWEN3_UNTIED = TinyModel(
@@ -149,6 +227,7 @@ QWEN3_UNTIED = TinyModel(
     residual_gain=0.01,
     norm_mean=1.0,
     salt="q",
+    weights=_llama_weights,
     num_files=2,
 )
 #: As Qwen3-Coder: sparse layers but one, an output head of its own, several files.
@@ -175,6 +254,7 @@ QWEN3_MOE = TinyModel(
     residual_gain=0.01,
     norm_mean=1.0,
     salt="l",
+    weights=_llama_weights,
     num_files=2,
 )
 
@@ -241,7 +321,7 @@ def _write(model: TinyModel, folder: Path, config: Fields, tokenizer_config: Fie
     ):
         (folder / name).write_text(json.dumps(value, indent=1))
     tokenizer.save(str(folder / "tokenizer.json"))
-    _save_weights(_weights(model), folder, model.num_files)
+    _save_weights(model.weights(model), folder, model.num_files)
 
 
 def _save_weights(weights: Weights, folder: Path, num_files: int) -> None:
@@ -260,69 +340,9 @@ def _save_weights(weights: Weights, folder: Path, num_files: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(listing))
 
 
-def _weights(model: TinyModel) -> Weights:
-    """All tensors, bfloat16, by their checkpoint names."""
-    fields = model.shared
-    hidden = fields["hidden_size"]
-    heads, kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
-    attention = {
-        "self_attn.q_proj": (heads * model.head_dim, hidden, 1.5),
-        "self_attn.k_proj": (kv_heads * model.head_dim, hidden, 1.5),
-        "self_attn.v_proj": (kv_heads * model.head_dim, hidden, 1.5),
-        "self_attn.o_proj": (hidden, heads * model.head_dim, model.residual_gain),
-    }
-    norms = {"input_layernorm": (hidden, 1.0), "post_attention_layernorm": (hidden, 1.0)}
-    if model.qk_norm:
-        norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (model.head_dim, 1.5))
-    salt = model.salt
-    weights = {
-        "model.embed_tokens.weight": _normal(salt + "embed", (VOCAB_SIZE, hidden), 0.02),
-        "model.norm.weight": _normal(
-            salt + "norm", (hidden,), 0.2 * model.norm_mean, model.norm_mean
-        ),
-    }
-    if not fields["tie_word_embeddings"]:
-        head = _normal(salt + "head", (VOCAB_SIZE, hidden), 3.0 / math.sqrt(hidden))
-        weights["lm_head.weight"] = head
-    for layer in range(fields["num_hidden_layers"]):
-        shapes = attention | _mlp_shapes(model, layer)
-        for name, (rows, columns, gain) in shapes.items():
-            key = f"model.layers.{layer}.{name}.weight"
-            weights[key] = _normal(salt + key, (rows, columns), gain / math.sqrt(columns))
-        for name, (size, mean) in norms.items():
-            key = f"model.layers.{layer}.{name}.weight"
-            weights[key] = _normal(salt + key, (size,), 0.2 * mean, mean)
-    return weights
-
-
-def _mlp_shapes(model: TinyModel, layer: int) -> dict[str, tuple[int, int, float]]:
-    """Of a layer's MLP, or of its router and experts."""
-    fields = model.shared
-    hidden, gain = fields["hidden_size"], model.residual_gain
-
-    def one(name: str, inner: int) -> dict[str, tuple[int, int, float]]:
-        return {
-            f"{name}.gate_proj": (inner, hidden, 1.5),
-            f"{name}.up_proj": (inner, hidden, 1.5),
-            f"{name}.down_proj": (hidden, inner, gain),
-        }
-
-    num_experts = model.hub_only.get("num_experts", 0)
-    if not num_experts or layer in fields["mlp_only_layers"]:
-        return one("mlp", fields["intermediate_size"])
-    shapes = {"mlp.gate": (num_experts, hidden, 2.0)}
-    for expert in range(num_experts):
-        shapes |= one(f"mlp.experts.{expert}", fields["moe_intermediate_size"])
-    return shapes
-
-
-def _normal(seed: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> torch.Tensor:
-    generator = np.random.Generator(np.random.PCG64(zlib.crc32(seed.encode())))
-    values = (mean + std * generator.standard_normal(shape)).astype(np.float32)
-    return torch.from_numpy(values).to(torch.bfloat16)
-
-
 if __name__ == "__main__":
+    from tests.oracle import tiny_deepseek
+
     out = Path(sys.argv[1])
     for name, model in (
         ("llama", LLAMA),
@@ -332,3 +352,4 @@ if __name__ == "__main__":
     ):
         write_hub_layout(model, out / name)
         write_v5_layout(model, out / f"{name}-v5")
+    tiny_deepseek.write_float8(tiny_deepseek.DEEPSEEK_FLOAT8, out / "deepseek-float8")

@@ -55,7 +55,9 @@ def check_lengths(pair: Served, prompt_ids: list[int]) -> None:
     pair.decoder.wait_clean()
 
 
-@pytest.fixture(scope="module", params=[("qwen3", 1, 1), ("qwen3_moe", 2, 1)], ids=str)
+@pytest.fixture(
+    scope="module", params=[("qwen3", 1, 1), ("qwen3_moe", 2, 1), ("deepseek", 1, 2)], ids=str
+)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
@@ -105,7 +107,7 @@ def test_chat_is_served(pair: Served) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("decode_tp", [1, 2])
 @pytest.mark.parametrize("prefill_tp", [1, 2])
-@pytest.mark.parametrize("family", ["qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek"])
 def test_tokens_of_every_ratio_equal_transformers(
     family: str,
     prefill_tp: int,
