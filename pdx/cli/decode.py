@@ -53,7 +53,7 @@ def decode(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, drain: DrainRequest) -> None:
-    from pdx.cli.serving import report_on_request, run_until_drained, tracing
+    from pdx.cli.serving import faults, report_on_request, run_until_drained, tracing
     from pdx.config.model_source import model_is_folder
     from pdx.config.secret import shared_secret
     from pdx.engine.decode_node import DecodeNode
@@ -67,6 +67,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     peers = [parse_address(peer) for peer in settings["peers"]]
     parse_address(server.http)
     secret = shared_secret(settings)
+    opener, _ = faults()
     described = await describe_with_patience(
         peers, timeout_s=patience_s, on_wait=status_line, secret=secret
     )
@@ -91,6 +92,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             fabric_cpu=fabric_cpu,
             fabric_bind=settings["fabric_bind"],
             secret=secret,
+            opener=opener,
             trace=closing.enter_context(tracing(settings["trace"], "decoder")),
         )
         closing.push_async_callback(node.stop, "the decoder shuts down")

@@ -34,7 +34,7 @@ def prefill(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, drain: DrainRequest) -> None:
-    from pdx.cli.serving import bind, report_on_request, run_until_drained
+    from pdx.cli.serving import bind, faults, report_on_request, run_until_drained
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.config.secret import require_secret, shared_secret
     from pdx.engine.loading import load_model
@@ -45,6 +45,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
 
     model: str = settings["model"]
     secret = shared_secret(settings)
+    opener, num_rejected = faults()
     fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
     # Before the model is loaded: a port that is taken should not cost a minute. Decoders that
     # connect meanwhile wait in the backlog.
@@ -65,6 +66,8 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             fabric_cpu=fabric_cpu,
             fabric_bind=settings["fabric_bind"],
             secret=secret,
+            opener=opener,
+            num_rejected=num_rejected,
         )
         try:
             bound = await node.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -16,11 +17,13 @@ from pdx.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
     from pdx.messenger.control import Address
+    from pdx.messenger.fabric_hub import FabricOpener
     from pdx.metrics.trace import TraceWriter
 
 __all__ = [
     "DrainRequest",
     "bind",
+    "faults",
     "report_on_request",
     "run_until_drained",
     "run_until_signal",
@@ -72,6 +75,24 @@ def bind(address: Address) -> socket.socket:
     except ConfigError as error:
         error.exit_code = 1
         raise
+
+
+def faults() -> tuple[FabricOpener, int]:
+    """What PDX_FAULT asks for: where fabrics come from, and how many prompts are rejected.
+
+    Raises:
+        ConfigError: it names no fault.
+    """
+    from pdx.config.faults import faults_from
+    from pdx.fabric import open_fabric
+
+    asked = faults_from(os.environ)
+    if not asked:
+        return open_fabric, 0
+    from pdx.fabric.faulty import faulty_opener
+
+    status_line(f"PDX_FAULT is set: this node fails on purpose ({os.environ['PDX_FAULT']})")
+    return faulty_opener(asked, open_fabric), asked.get("reject-prefill") or 0
 
 
 @contextlib.contextmanager

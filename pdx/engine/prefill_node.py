@@ -70,6 +70,7 @@ class PrefillNode:
         fabric_bind: addresses of the network cards to stripe over.
         secret: what it shares with its decoders, if anything.
         opener: where its fabrics come from.
+        num_rejected: so many of the first prompts are rejected, for tests.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class PrefillNode:
         fabric_bind: Sequence[str] = (),
         secret: bytes | None = None,
         opener: FabricOpener = open_fabric,
+        num_rejected: int = 0,
     ) -> None:
         self._loaded = loaded
         self._listener = listener
@@ -105,6 +107,7 @@ class PrefillNode:
         self._links: set[PrefillLink] = set()
         self._link_over = asyncio.Event()
         self._is_draining = False
+        self._num_to_reject = num_rejected
         #: Each link's number for the scheduler, which treats decoders alike.
         self._group_of: dict[PrefillLink, int] = {}
         self._next_group = itertools.count(1)
@@ -237,6 +240,9 @@ class PrefillNode:
     def accept(self, link: PrefillLink, prefill: Prefill) -> None:
         if self._is_draining:
             raise CapacityError("the prefiller is draining")
+        if self._num_to_reject:
+            self._num_to_reject -= 1
+            raise CapacityError("the prefiller rejects prompts: PDX_FAULT asks for that")
         if len(prefill.token_ids) > self._loaded.context_len:
             raise InvalidRequest(
                 f"{len(prefill.token_ids)} tokens exceed the prefiller's context of "

@@ -1,0 +1,139 @@
+"""Faults that nodes commit on purpose (PDX_FAULT), each in the place where others have failed: the
+answers are right or say why not, and no page is lost.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.transformers_oracle import Oracle
+from tests.system.nodes import Prefiller, decoder, prefiller, run_to_end
+from tests.system.prompts import prompt_of
+
+PAGE = 16
+KV = ["--kv-memory", "16M"]
+REMOTE = ["--no-local-fallback", *KV]
+
+
+def test_an_unknown_fault_is_a_usage_error(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDX_FAULT", "stall-write@layer1,lose-page@3")
+    command = ["prefill", "--model", str(tiny_llama), *KV]
+    code, _, said = run_to_end(command, tmp_path / "log", timeout_s=10)
+    assert code == 2
+    assert "error: PDX_FAULT: there is no fault 'lose-page@3'" in said
+    assert "fail-post[@pageN]" in said
+
+
+def test_a1_a6_pages_under_a_stalled_write_belong_to_nobody_else(
+    tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    """Also delay-ack. Neither node has pages for two prompts at once."""
+    prompt, other = prompt_of(tiny_prompt_ids, 100), prompt_of(tiny_prompt_ids, 100, shift=7)
+    tight = ["--pages", str(-(-100 // PAGE) + 3)]
+    fault = "stall-write@layer1,delay-ack@50"
+    with (
+        prefiller(tiny_llama, tmp_path / "p.log", *tight, PDX_FAULT=fault) as source,
+        decoder(source.address, tmp_path / "d.log", *tight, "--no-local-fallback") as node,
+    ):
+        left = node.call(prompt, 16)
+        source.wait_status(lambda status: status["atoms_posted"] > 0, what="a layer is written")
+        node.wait_count("pages_in_flight", 1)
+        waiting = node.call(other, 16)
+        node.wait_count("requests_waiting", 1)
+        left.leave()
+        node.wait_count("aborted", 1)
+        source.wait_status(lambda status: status["transfers_open"] == 1, what="the other is there")
+        # A prompt more: it waits for source pages, which the stalled writes still read.
+        third = node.call(prompt, 16)
+        source.wait_status(lambda s: s["requests_active"] == 0, what="the pass is over")
+        assert source.status()["pages_filled"] > 0
+        source.signal(signal.SIGUSR2)
+        assert tiny_oracle.greedy(other, 16).agrees_with(waiting.token_ids())
+        node.wait_count("transfers_open", 1)
+        source.wait_status(lambda s: s["pages_filled"] > 0, what="it stalls again")
+        source.signal(signal.SIGUSR2)
+        assert tiny_oracle.greedy(prompt, 16).agrees_with(third.token_ids())
+        node.wait_clean()
+        source.wait_clean()
+        assert node.counts()["imms_stale"] == 0
+
+
+def test_c1_c4_what_a_prefiller_rejects_or_cannot_post_is_told_at_once(
+    tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    """Each is tried three times, for there is no other prefiller, and then fails with its
+    reason.
+    """
+    fault = "reject-prefill@3,fail-post@page3"
+    short, long = prompt_of(tiny_prompt_ids, 3 * PAGE), prompt_of(tiny_prompt_ids, 5 * PAGE)
+    with (
+        prefiller(tiny_llama, tmp_path / "p.log", *KV, PDX_FAULT=fault) as source,
+        decoder(source.address, tmp_path / "d.log", *REMOTE, "--breaker-rate", "2") as node,
+    ):
+        rejected = node.post(short, 4)
+        assert rejected.status_code == 503
+        assert "the prefiller rejects prompts" in rejected.json()["error"]["message"]
+        failed = node.post(long, 4)
+        assert failed.status_code == 503
+        assert failed.json()["error"]["type"] == "transfer_failed"
+        assert "posted" in failed.json()["error"]["message"]
+        assert failed.headers["retry-after"]
+        node.wait_clean()
+        source.wait_clean()
+        assert tiny_oracle.greedy(short, 16).agrees_with(node.complete(short, 16))
+        assert node.counts()["prefillers"] == 1
+        assert node.counts()["prefills_retried"] == 4
+        node.wait_clean()
+
+
+def test_b1_a_completion_that_is_not_noticed_costs_a_link_and_no_page(
+    any_prefiller: Prefiller, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    """Noticed twice, as here the others are, it changes nothing."""
+    prompt = prompt_of(tiny_prompt_ids, 60)
+    wanted = tiny_oracle.greedy(prompt, 16)
+    fault = "drop-completion@2,dup-completion"
+    log = tmp_path / "d.log"
+    with decoder(any_prefiller.address, log, *REMOTE, PDX_FAULT=fault) as node:
+        for _ in range(3):
+            assert wanted.agrees_with(node.complete(prompt, 16))
+        node.wait_count("links_lost", 1)
+        assert node.counts()["prefills_retried"] == 1
+        assert "writes were lost: 12 of 12 atoms counted" in node.stderr()
+        node.wait_clean()
+    any_prefiller.wait_clean()
+
+
+@pytest.mark.slow
+def test_c9_a_prefiller_that_dies_between_two_layers_is_replaced(
+    tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 100)
+    with (
+        prefiller(tiny_llama, tmp_path / "p.log", *KV, PDX_FAULT="kill-after-layer@1") as dying,
+        decoder(dying.address, tmp_path / "d.log", *KV) as node,
+    ):
+        assert tiny_oracle.greedy(prompt, 16).agrees_with(node.complete(prompt, 16))
+        assert dying.process.wait(timeout=5) == -signal.SIGKILL
+        node.wait_count("prefills_here", 1)
+        node.wait_clean()
+
+
+@pytest.mark.slow
+def test_a_prefiller_without_a_heartbeat_is_left_and_tried_again(
+    tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 100)
+    with (
+        prefiller(tiny_llama, tmp_path / "p.log", *KV, PDX_FAULT="no-heartbeat") as source,
+        decoder(source.address, tmp_path / "d.log", *KV) as node,
+    ):
+        node.wait_count("links_lost", 2, timeout_s=20)
+        assert "no beat" in node.stderr()
+        assert tiny_oracle.greedy(prompt, 16).agrees_with(node.complete(prompt, 16))
+        node.wait_clean()
