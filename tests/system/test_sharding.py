@@ -76,7 +76,7 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.timeout(300)  # the nodes start here, on a machine that may be busy
-def test_tokens_and_bytes_with_two_unlike_prefillers(
+def test_d4_tokens_and_bytes_with_two_unlike_prefillers(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     addresses = {node.address for node in cluster.prefillers}
@@ -176,7 +176,7 @@ def test_the_second_turn_of_a_chat_moves_only_the_new_pages(
     assert wanted.agrees_with(body["choices"][0]["token_ids"])
 
 
-def test_choices_of_one_prompt_share_its_transfer(
+def test_b7_choices_of_one_prompt_share_its_transfer(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 100)
@@ -284,7 +284,7 @@ def pair_of(shape: Shape, model: Path, logs: Path) -> Iterator[tuple[Prefiller, 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_tokens_and_bytes_of_every_ratio(
+def test_d1_d2_tokens_and_bytes_of_every_ratio(
     shape: Shape, tiny_llama: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int], tmp_path: Path
 ) -> None:
     copies = max(1, shape.decode_tp // 2)
