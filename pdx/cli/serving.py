@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pdx.cli.output import status_line
+from pdx.config.heap import keep_receive_buffers_apart
 from pdx.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
@@ -187,4 +188,5 @@ def run_until_signal(serve: Callable[[DrainRequest], Awaitable[None]]) -> None:
         if bugs:
             raise InternalError(f"an event was not handled: {bugs[0]!r}") from bugs[0]
 
+    keep_receive_buffers_apart()
     asyncio.run(body())

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 
+from pdx.config.heap import keep_receive_buffers_apart
 from pdx.config.logs import set_up_from_environment
 from pdx.server.frontend import serve
 
@@ -27,6 +28,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     set_up_from_environment("frontend")
+    keep_receive_buffers_apart()
     return asyncio.run(serve(socket.socket(fileno=fd)))
 
 
