@@ -7,7 +7,7 @@ routers' formulas are in ``pdx.kernels.reference.routing``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from pdx.config.model_fields import Fields
 
@@ -25,6 +25,10 @@ __all__ = [
 class SoftmaxRouting:
     """The most likely experts; their probabilities weigh their outputs."""
 
+    #: Of the router's weights: whether a bias is among them, and whether they are in float32.
+    has_bias: ClassVar[bool] = False
+    is_float32: ClassVar[bool] = False
+
     #: Whether the weights of a token's experts are made to sum to 1.
     renormalise: bool
 
@@ -32,6 +36,9 @@ class SoftmaxRouting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRouting:
     """The highest sigmoids of the best groups of experts; a bias has a say in who is chosen."""
+
+    has_bias: ClassVar[bool] = True
+    is_float32: ClassVar[bool] = True
 
     num_groups: int
     #: Groups of one token.

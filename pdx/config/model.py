@@ -59,6 +59,8 @@ class ModelConfig:
     bos_token_id: int | None
     #: Ids that end an output: config.json's and generation_config.json's together, in this order.
     eos_token_ids: tuple[int, ...]
+    #: Whether the heads of Q and K are normed, each kind with one weight.
+    qk_norm: bool = False
     #: None: every layer is dense.
     experts: ExpertsConfig | None = None
     #: None: heads have keys and values of their own, and ``head_dim`` is the size of either.
@@ -120,7 +122,7 @@ def _parse_qwen3_fields(fields: Fields, extra_eos: tuple[int, ...], family: Fami
     fields.require("mlp_bias", False)
     fields.require("use_sliding_window", False)
     fields.drop("sliding_window", "max_window_layers")  # of a window that is off
-    return _parse_dense(fields, extra_eos, family)
+    return dataclasses.replace(_parse_dense(fields, extra_eos, family), qk_norm=True)
 
 
 def _parse_qwen3_moe(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfig:
