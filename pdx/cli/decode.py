@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from pdx.cli.options import with_settings
+from pdx.cli.options import CheckOption, with_settings
 from pdx.cli.output import announce, loading_progress, status_line
 from pdx.config.engine import EngineConfig
 from pdx.config.node import (
@@ -45,10 +45,14 @@ DECODE_SETTINGS = [
 
 
 @with_settings(DECODE_SETTINGS)
-def decode(settings: Settings) -> None:
+def decode(settings: Settings, check: CheckOption = False) -> None:
     """Serve an OpenAI-compatible API; prompts run on the prefiller, tokens are generated here."""
+    from pdx.cli.deployment import check_deployment
     from pdx.cli.serving import run_until_signal
 
+    if check:
+        check_deployment(settings)
+        return
     run_until_signal(lambda request: _serve(settings, request))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdx.cli.options import with_settings
+from pdx.cli.rank_plan import GPU_SIZES_GIB, RankPlan, plan_ranks, ranks_table, weights_table
 from pdx.cli.tables import Table, print_tables
 from pdx.config.engine import EngineConfig
 from pdx.config.node import ModelChoice
@@ -32,7 +33,6 @@ __all__ = ["model"]
 
 _GIB = 1 << 30
 _KV_SIZES_GIB = (1, 2, 4, 8, 16, 32, 64, 80)
-_GPU_SIZES_GIB = (24, 48, 80, 141)
 
 
 @with_settings(
@@ -59,6 +59,8 @@ def model(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
     num_parameters: int
+    #: Of layers that only draft, and stay on disk.
+    num_draft_parameters: int
     #: In all files, as stored.
     stored_bytes: int
     num_files: int
@@ -89,6 +91,8 @@ class _Memory:
     token_bytes: int
     kv_fits: tuple[_Fit, ...]
     gpu_fits: tuple[_Fit, ...]
+    #: A rank of each number of ranks that the model can be split over.
+    ranks: tuple[RankPlan, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +114,7 @@ def _inspect(name: str, dtype: str, page_size: int) -> _Report:
     config, refusal = None, None
     try:
         config = ModelConfig.load(folder)
-        _refuse_quantized(tensors)
+        _refuse_quantized(tensors, config)
     except CheckpointError as error:
         refusal = error
     weights = _weights(tensors, config)
@@ -120,33 +124,60 @@ def _inspect(name: str, dtype: str, page_size: int) -> _Report:
     )
 
 
-def _refuse_quantized(tensors: dict[str, StoredTensor]) -> None:
-    quantized = [name for name, tensor in tensors.items() if not tensor.is_float]
+def _refuse_quantized(tensors: dict[str, StoredTensor], config: ModelConfig) -> None:
+    from pdx.config.quantization import SCALE_SUFFIX
+
+    blocks = config.quantization
+    quantized = [
+        name
+        for name, tensor in tensors.items()
+        if not tensor.is_float
+        and not (blocks and tensor.is_float8 and name + SCALE_SUFFIX in tensors)
+    ]
     if quantized:
         first = quantized[0]
         raise CheckpointError(
             f"{len(quantized)} weights are quantized, the first is {first}: {tensors[first].dtype}",
-            hint="pdx serves weights in float32, bfloat16 and float16",
+            hint="pdx serves weights in float32, bfloat16, float16 and float8 blocks",
         )
 
 
 def _weights(tensors: dict[str, StoredTensor], config: ModelConfig | None) -> _Weights:
-    tied = config is not None and config.tie_word_embeddings
-    used = {
-        name: tensor
-        for name, tensor in tensors.items()
-        # Stored copies of what is there already.
-        if not name.endswith("rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
-    }
     by_type: Counter[str] = Counter()
-    for tensor in used.values():
-        by_type[tensor.dtype] += tensor.num_values
+    num_draft_values = 0
+    for name, tensor in tensors.items():
+        if _is_no_parameter(name, config):
+            continue
+        if _drafts(name, config):
+            num_draft_values += tensor.num_values
+        else:
+            by_type[tensor.dtype] += tensor.num_values
     return _Weights(
         num_parameters=by_type.total(),
+        num_draft_parameters=num_draft_values,
         stored_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         num_files=len({tensor.path for tensor in tensors.values()}),
         values_by_type=dict(by_type.most_common()),
     )
+
+
+def _is_no_parameter(name: str, config: ModelConfig | None) -> bool:
+    """Stored copies of what is there already, and scales."""
+    from pdx.config.quantization import SCALE_SUFFIX
+
+    if name.endswith("rotary_emb.inv_freq"):
+        return True
+    if config is None:
+        return False
+    is_scale = config.quantization is not None and name.endswith(SCALE_SUFFIX)
+    return is_scale or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _drafts(name: str, config: ModelConfig | None) -> bool:
+    if config is None:
+        return False
+    layers = range(config.num_layers, config.num_layers + config.num_draft_layers)
+    return any(name.startswith(f"model.layers.{layer}.") for layer in layers)
 
 
 def _memory(config: ModelConfig, weights: _Weights, dtype: str, page_size: int) -> _Memory:
@@ -174,7 +205,8 @@ def _memory(config: ModelConfig, weights: _Weights, dtype: str, page_size: int) 
         page_bytes=page.total_bytes,
         token_bytes=page.token_bytes,
         kv_fits=tuple(fit(gib * _GIB, gib * _GIB) for gib in _KV_SIZES_GIB),
-        gpu_fits=tuple(fit(gib * _GIB, gib * _GIB - weight_bytes) for gib in _GPU_SIZES_GIB),
+        gpu_fits=tuple(fit(gib * _GIB, gib * _GIB - weight_bytes) for gib in GPU_SIZES_GIB),
+        ranks=tuple(plan_ranks(config, page_size=page_size, dtype=dtype)),
     )
 
 
@@ -206,6 +238,8 @@ def _as_tables(report: _Report) -> list[Table]:
         tables.append(_geometry(report.config))
     if report.memory is not None:
         tables += [_cache(report.memory), _kv_table(report.memory), _gpu_table(report.memory)]
+    if report.config is not None and report.memory is not None:
+        tables += [weights_table(report.config), ranks_table(list(report.memory.ranks))]
     return tables
 
 
@@ -232,7 +266,7 @@ def _geometry(config: ModelConfig) -> Table:
         ("layers", f"{config.num_layers:,}"),
         ("hidden size", f"{config.hidden_size:,}"),
         ("MLP size", f"{config.intermediate_size:,}"),
-        ("heads", f"{config.num_heads} of {config.head_dim}, {config.num_kv_heads} for K and V"),
+        *_attention_rows(config),
         *_experts_rows(config),
         ("biases", ", ".join(biases) or "none"),
         ("vocabulary", f"{config.vocab_size:,}"),
@@ -247,12 +281,29 @@ def _geometry(config: ModelConfig) -> Table:
     return Table(title="Geometry", rows=tuple(rows))
 
 
+def _attention_rows(config: ModelConfig) -> list[tuple[str, str]]:
+    heads, mla = f"{config.num_heads} of {config.head_dim}", config.mla
+    if mla is None:
+        return [("heads", f"{heads}, {config.num_kv_heads} for K and V")]
+    queries = f"{mla.q_lora_rank:,}" if mla.q_lora_rank else "none"
+    return [
+        ("heads", f"{heads}, of which {mla.rope_dim} are rotated; values of {mla.v_dim}"),
+        ("KV record", f"latent of {mla.latent_dim} and {mla.rope_dim} rotated, for all heads"),
+        ("query latent", queries),
+    ]
+
+
 def _experts_rows(config: ModelConfig) -> list[tuple[str, str]]:
     experts = config.experts
     if experts is None:
         return []
     text = f"{experts.num_experts} of size {experts.inner_size:,}, {experts.num_chosen} per token"
-    return [("experts", text), ("sparse layers", f"{len(experts.layers)} of {config.num_layers}")]
+    if experts.shared_inner_size:
+        text += f", and one of {experts.shared_inner_size:,} for all"
+    rows = [("experts", text), ("sparse layers", f"{len(experts.layers)} of {config.num_layers}")]
+    if config.num_draft_layers:
+        rows.append(("drafting layers", f"{config.num_draft_layers}, not used yet"))
+    return rows
 
 
 def _cache(memory: _Memory) -> Table:

@@ -19,8 +19,14 @@ from pdx.config.node import OutputConfig
 from pdx.config.resolve import resolve
 from pdx.config.setting import SECTIONS, Kind, Setting, settings_of
 
-__all__ = ["help_text", "with_settings"]
+__all__ = ["CheckOption", "help_text", "with_settings"]
 
+CheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--check", help="Say what the node would take, or why it would not start, and exit."
+    ),
+]
 _CONFIG = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="Read settings from a TOML file [PDX_CONFIG]."),

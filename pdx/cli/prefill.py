@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from pdx.cli.options import with_settings
+from pdx.cli.options import CheckOption, with_settings
 from pdx.cli.output import announce, loading_progress, status_line
 from pdx.config.engine import EngineConfig
 from pdx.config.node import DrainConfig, FabricConfig, ModelChoice
@@ -26,10 +26,14 @@ PREFILL_SETTINGS = [
 
 
 @with_settings(PREFILL_SETTINGS)
-def prefill(settings: Settings) -> None:
+def prefill(settings: Settings, check: CheckOption = False) -> None:
     """Run prompts for decoders and write their KV cache across while computing."""
+    from pdx.cli.deployment import check_deployment
     from pdx.cli.serving import run_until_signal
 
+    if check:
+        check_deployment(settings)
+        return
     run_until_signal(lambda request: _serve(settings, request))
 
 

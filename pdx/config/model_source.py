@@ -23,7 +23,7 @@ from pdx.config.model_files import weight_files
 from pdx.config.weight_headers import StoredTensor, read_weight_headers
 from pdx.errors import CheckpointError, ConfigError
 
-__all__ = ["describe_weights", "model_is_folder", "resolve_model"]
+__all__ = ["describe_weights", "model_is_folder", "resolve_description", "resolve_model"]
 
 _HUB_NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 _TEXTS = ["*.json", "*.jinja"]
@@ -46,6 +46,16 @@ def resolve_model(name: str) -> Path:
         CheckpointError: the hub does not have it, or cannot be asked.
     """
     return _local(name) or _downloaded(*_split(name), _ALL)
+
+
+def resolve_description(name: str) -> Path:
+    """A model's folder, of which only the small files need be there.
+
+    Raises:
+        ConfigError: ``name`` is neither a folder nor a model's name.
+        CheckpointError: the hub does not have it, or cannot be asked.
+    """
+    return _local(name) or _downloaded(*_split(name), _TEXTS)
 
 
 def describe_weights(name: str) -> tuple[Path, dict[str, StoredTensor]]:

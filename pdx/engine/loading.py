@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pdx.config.engine import EngineConfig
+from pdx.config.float8_split import check_float8_split
 from pdx.config.model import ModelConfig
 from pdx.engine.step_loop import Ranks
 from pdx.kv.geometry import check_tp_size, node_layout
@@ -116,6 +117,8 @@ async def load_model(
     if config.dtype == "auto":
         config = dataclasses.replace(config, dtype=model.dtype)
     check_tp_size(model, config.tp_size)
+    if config.device != "cpu":
+        check_float8_split(model, config.tp_size)
     ranks = RankGroup(config.tp_size)
     try:
         ready = await ranks.start(

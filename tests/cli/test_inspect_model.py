@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -151,7 +152,7 @@ def test_other_type_and_page_size_change_the_sizes(qwen3_8b: Path) -> None:
     assert "weights do not fit" in text(qwen3_8b, "--dtype", "float32")
 
 
-@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen3", "tiny_qwen3_moe"])
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek"])
 def test_parameters_are_those_of_the_model_that_is_built(
     family: str, request: pytest.FixtureRequest
 ) -> None:
@@ -165,6 +166,55 @@ def test_parameters_are_those_of_the_model_that_is_built(
         model = build_model(ModelConfig.load(folder), REFERENCE_OPS)
     counted = inspect(folder)["weights"]["num_parameters"]
     assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.fixture(scope="module")
+def small_r1(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSeek-R1 with 5 of its 61 layers and 16 of its 256 experts, and a layer that drafts."""
+    from tests.config.test_deepseek import R1
+    from tests.oracle.hollow_checkpoint import write_hollow_checkpoint
+
+    folder = tmp_path_factory.mktemp("small-r1")
+    fewer = {"num_hidden_layers": 5, "n_routed_experts": 16, "torch_dtype": "bfloat16"}
+    write_hollow_checkpoint(folder, {**R1, **fewer}, num_files=3)
+    return folder
+
+
+def test_latents_float8_and_drafting_layers_are_told(small_r1: Path) -> None:
+    report = inspect(small_r1)
+    assert report["served"] is True
+    memory, weights = report["memory"], report["weights"]
+    assert memory["token_bytes"] == 5 * 576 * 2
+    types = weights["values_by_type"]
+    assert set(types) == {"F8_E4M3", "BF16"}
+    assert sum(types.values()) == weights["num_parameters"]
+    # A sparse layer, and copies of embedding and head.
+    assert weights["num_draft_parameters"] > 2 * 129280 * 7168
+    by_ranks = {rank["tp_size"]: rank for rank in memory["ranks"]}
+    assert set(by_ranks) == {1, 2, 4, 8}
+    one, eight = by_ranks[1], by_ranks[8]
+    # A byte a value, but for embedding, head and norms; the latents' projections are on each rank.
+    assert 1 < one["weight_bytes"] / weights["num_parameters"] < 1.35
+    assert 1 / 8 < eight["weight_bytes"] / one["weight_bytes"] < 0.15
+    assert one["token_bytes"] == eight["token_bytes"] == memory["token_bytes"]
+
+
+def test_text_tells_what_ranks_share_and_what_fits(small_r1: Path) -> None:
+    printed = text(small_r1)
+    assert re.search(r"experts +[\d,]+ +[\d.]+% +split over the ranks", printed)
+    assert re.search(r"projections to latents +[\d,]+ +[\d.]+% +whole on every rank", printed)
+    assert re.search(r"\n +8 +[\d.]+ GiB +5,760 +18,432 ", printed)
+    assert "latent of 512 and 64 rotated, for all heads" in printed
+    assert "drafting layers" in printed
+
+
+def test_float8_without_scales_is_refused(small_r1: Path, tmp_path: Path) -> None:
+    from tests.oracle.hollow_checkpoint import write_hollow_file
+
+    (tmp_path / "config.json").write_bytes((small_r1 / "config.json").read_bytes())
+    write_hollow_file(tmp_path / "model.safetensors", {"a.weight": ("F8_E4M3", (4, 4))})
+    with pytest.raises(CheckpointError, match="1 weights are quantized"):
+        inspect(tmp_path)
 
 
 def test_stored_copies_are_not_counted_twice(tiny_qwen3: Path, tmp_path: Path) -> None:

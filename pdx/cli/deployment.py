@@ -1,0 +1,167 @@
+"""`--check` of `pdx prefill` and `pdx decode`: what a node would take, without its weights.
+
+Reads the settings and the model's config.json; starts nothing. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdx.cli.rank_plan import RankPlan, plan_rank
+from pdx.cli.tables import Table, print_tables
+from pdx.config.engine import EngineConfig
+from pdx.config.resolve import Settings
+from pdx.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pdx.config.model import ModelConfig
+
+__all__ = ["check_deployment"]
+
+_GIB = 1 << 30
+#: Ranks of the other side of a link, for which the sizes of writes are told.
+_PEER_SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Deployment:
+    folder: Path
+    model: ModelConfig
+    config: EngineConfig
+    #: None: the model cannot be split so.
+    plan: RankPlan | None
+    num_pages: int
+    refusals: tuple[str, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """That the node's pages hold."""
+        return self.num_pages * self.config.page_size
+
+
+def check_deployment(settings: Settings) -> None:
+    """Print what the node would take.
+
+    Raises:
+        ConfigError: it would refuse to start; every reason is named.
+    """
+    deployment = _plan(settings)
+    print_tables(_tables(deployment))
+    if deployment.refusals:
+        raise ConfigError("this node would not start: " + "; ".join(deployment.refusals))
+
+
+def _plan(settings: Settings) -> _Deployment:
+    from pdx.config.model import ModelConfig
+    from pdx.kv.geometry import num_pages_in
+
+    folder = _folder(settings)
+    model = ModelConfig.load(folder)
+    # A decoder has the prefiller's page size unless it is told another.
+    page_size = settings["page_size"] or EngineConfig().page_size
+    config = settings.build(EngineConfig, page_size=page_size)
+    if config.dtype == "auto":
+        config = dataclasses.replace(config, dtype=model.dtype)
+    on_cpu = config.device == "cpu"
+    refusals = [] if on_cpu else [f"device {config.device!r} is not served yet (only cpu is)"]
+    plan, num_pages = None, 0
+    try:
+        plan = plan_rank(
+            model,
+            page_size=page_size,
+            dtype=config.dtype,
+            tp_size=config.tp_size,
+            keeps_float8=not on_cpu,
+        )
+        num_pages = config.num_pages or num_pages_in(
+            model, page_size, config.kv_memory_bytes, config.dtype, config.tp_size
+        )
+        if not num_pages:
+            refusals.append(f"{config.kv_memory_bytes:,} bytes of KV memory hold no page")
+    except ConfigError as error:
+        refusals.append(error.message)
+    return _Deployment(
+        folder=folder,
+        model=model,
+        config=config,
+        plan=plan,
+        num_pages=num_pages,
+        refusals=tuple(refusals),
+    )
+
+
+def _folder(settings: Settings) -> Path:
+    """Where config.json is: beside the file that names the model, else the model's own folder."""
+    from pdx.config.model_source import resolve_description
+
+    name: str | None = settings["model"]
+    if name is None:
+        raise ConfigError("--check needs the model", hint="name it with --model")
+    beside = Path(settings.origins["model"]).parent
+    if settings.origins["model"].endswith(".toml") and (beside / "config.json").is_file():
+        return beside
+    return resolve_description(name)
+
+
+def _tables(deployment: _Deployment) -> list[Table]:
+    config, plan = deployment.config, deployment.plan
+    rows = [
+        ("config.json", str(deployment.folder / "config.json")),
+        ("family", deployment.model.family.value),
+        ("device", config.device),
+        ("dtype", config.dtype),
+        ("ranks", str(config.tp_size)),
+        ("would start", "no" if deployment.refusals else "yes"),
+        *(("refused", reason) for reason in deployment.refusals),
+    ]
+    tables = [Table(title="Node", rows=tuple(rows))]
+    if plan is not None:
+        tables += [_memory_table(deployment, plan), _writes_table(deployment)]
+    return tables
+
+
+def _memory_table(deployment: _Deployment, plan: RankPlan) -> Table:
+    num_pages, page_size = deployment.num_pages, deployment.config.page_size
+    kv_bytes = num_pages * page_size * plan.token_bytes
+    context_len = deployment.model.max_position_embeddings
+    fits = deployment.num_tokens // context_len if num_pages else 0
+    rows = [
+        ("weights", f"{plan.weight_bytes / _GIB:,.1f} GiB"),
+        ("KV", f"{kv_bytes / _GIB:,.1f} GiB"),
+        ("together", f"{(plan.weight_bytes + kv_bytes) / _GIB:,.1f} GiB"),
+        ("KV of a token", f"{plan.token_bytes:,} bytes"),
+        ("pages", f"{num_pages:,} of {page_size} tokens: {deployment.num_tokens:,} tokens"),
+        ("full contexts", f"{fits:,} of {context_len:,} tokens"),
+    ]
+    return Table(
+        title="Memory of each rank",
+        rows=tuple(rows),
+        note="activations and the driver come on top",
+    )
+
+
+def _writes_table(deployment: _Deployment) -> Table:
+    from pdx.kv.geometry import check_tp_size, node_layout
+    from pdx.messenger.plan import shares
+
+    model, config = deployment.model, deployment.config
+    ours = node_layout(model, config.page_size, 1, config.dtype, config.tp_size)
+    rows = []
+    for peer_size in _PEER_SIZES:
+        try:
+            check_tp_size(model, peer_size)
+        except ConfigError:
+            continue
+        peer = node_layout(model, config.page_size, 1, config.dtype, peer_size)
+        num_heads = max(share.num_heads for share in shares(ours, peer, 0))
+        atom_bytes = num_heads * ours.rank.head_bytes
+        rows.append((str(peer_size), f"{atom_bytes:,}"))
+    return Table(
+        title=f"Writes between this node and one with pages of {config.page_size} tokens too",
+        columns=("its ranks", "bytes of a page of a layer"),
+        rows=tuple(rows),
+        note="neighbouring pages go in one write",
+    )

@@ -1,0 +1,114 @@
+"""--check: the bundled deployments are what they say, and what would not start is told with why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pdx.cli.main import app
+from pdx.errors import ConfigError
+
+MODELS = Path(__file__).parents[2] / "models"
+R1, CODER = MODELS / "deepseek-r1", MODELS / "qwen3-coder-480b"
+DEPLOYMENTS = [(folder, role) for folder in (R1, CODER) for role in ("prefill", "decode")]
+NOT_YET = "this node would not start: device 'cuda' is not served yet (only cpu is)"
+
+
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    with mock.patch.dict(os.environ):
+        yield
+
+
+def check(folder: Path, role: str, *flags: str) -> Result:
+    words = [role, "--config", str(folder / f"{role}.toml"), "--check", *flags]
+    return CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize(("folder", "role"), DEPLOYMENTS, ids=str)
+def test_a_deployment_waits_for_gpus_alone(folder: Path, role: str) -> None:
+    result = check(folder, role)
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.message == NOT_YET
+    assert "Memory of each rank" in result.stdout
+
+
+@pytest.mark.parametrize(("folder", "role"), DEPLOYMENTS, ids=str)
+def test_the_readme_has_the_numbers(folder: Path, role: str) -> None:
+    readme, printed = (folder / "README.md").read_text(), check(folder, role).stdout
+    lines = dict(line.strip().split("  ", 1) for line in printed.splitlines() if "  " in line[3:])
+    tokens = lines["pages"].split(": ")[1]
+    assert tokens in readme
+    assert lines["weights"].strip() in readme
+
+
+@pytest.mark.parametrize(("folder", "role"), DEPLOYMENTS, ids=str)
+def test_on_a_cpu_it_would_start(folder: Path, role: str) -> None:
+    result = check(folder, role, "--device", "cpu")
+    assert result.exit_code == 0, result.exception
+    assert "would start  yes" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("folder", "flags", "reason"),
+    [
+        (R1, ["--tp", "3"], "cannot be split over 3 ranks"),
+        (R1, ["--tp", "32"], "32 ranks would cut float8 blocks of 128 x 128: MLPs (18,432)"),
+        (R1, ["--kv-memory", "1M"], "1,048,576 bytes of KV memory hold no page"),
+        (CODER, ["--tp", "5"], "cannot be split over 5 ranks"),
+    ],
+)
+def test_what_is_refused_is_told_with_why(folder: Path, flags: list[str], reason: str) -> None:
+    result = check(folder, "prefill", *flags)
+    assert isinstance(result.exception, ConfigError)
+    assert reason in result.exception.message
+    assert reason in result.stdout
+
+
+def test_a_cpu_dequantises_so_that_blocks_may_be_cut() -> None:
+    assert check(R1, "prefill", "--tp", "32", "--device", "cpu").exit_code == 0
+
+
+def test_writes_are_of_the_heads_that_both_ranks_have() -> None:
+    printed = check(CODER, "prefill", "--device", "cpu", "--tp", "2").stdout
+    writes = [line.split() for line in printed.split("Writes")[1].splitlines()[2:6]]
+    head = 2 * 64 * 128 * 2
+    assert [(int(ranks), int(size.replace(",", ""))) for ranks, size in writes] == [
+        (1, 4 * head),
+        (2, 4 * head),
+        (4, 2 * head),
+        (8, head),
+    ]
+
+
+def test_a_folder_of_weights_is_checked_too(tiny_qwen3_moe: Path) -> None:
+    result = CliRunner().invoke(app, ["prefill", "--model", str(tiny_qwen3_moe), "--check"])
+    assert result.exit_code == 0
+    assert f"{tiny_qwen3_moe.resolve()}/config.json" in result.stdout
+
+
+def test_nothing_is_checked_without_a_model() -> None:
+    result = CliRunner().invoke(app, ["decode", "--peer", "127.0.0.1:1", "--check"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--check needs the model" in result.exception.message
+
+
+def test_no_torch_is_imported() -> None:
+    code = (
+        "import sys; from pdx.cli.entry import main\n"
+        f"sys.argv = ['pdx', 'prefill', '--config', {str(R1 / 'prefill.toml')!r}, '--check']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.splitlines()[-1] == "False"
