@@ -40,20 +40,6 @@ def test_a_decoder_finishes_its_streams_and_refuses_new_ones(
     any_prefiller.wait_clean()
 
 
-def test_a_second_sigterm_ends_a_decoder_at_once(
-    any_prefiller: Prefiller, tmp_path: Path, tiny_prompt_ids: list[int]
-) -> None:
-    with decoder(any_prefiller.address, tmp_path / "decode.log", *KV) as node:
-        call = node.call(prompt_of(tiny_prompt_ids, 40), 400, stream=True)
-        assert call.wait_head() == 200
-        node.signal_child(RANK, signal.SIGSTOP)
-        node.signal(signal.SIGTERM)
-        wait_until(lambda: "finishing what runs" in node.stderr(), timeout_s=5, what="it drains")
-        node.signal(signal.SIGTERM)
-        assert node.process.wait(timeout=10) == 0
-        assert "Traceback" not in node.stderr()
-
-
 def test_a_prefiller_finishes_its_prompts_and_gets_no_new_ones(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:

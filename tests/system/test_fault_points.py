@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.transformers_oracle import Oracle
-from tests.system.nodes import Prefiller, decoder, prefiller, run_to_end
+from tests.system.nodes import decoder, prefiller, run_to_end
 from tests.system.prompts import prompt_of
 
 PAGE = 16
@@ -63,17 +63,20 @@ def test_a1_a6_pages_under_a_stalled_write_belong_to_nobody_else(
         assert node.counts()["imms_stale"] == 0
 
 
-def test_c1_c4_what_a_prefiller_rejects_or_cannot_post_is_told_at_once(
+def test_b1_c1_c4_what_a_prefiller_cannot_do_is_told_and_what_a_decoder_misses_is_found(
     tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
-    """Each is tried three times, for there is no other prefiller, and then fails with its
-    reason.
+    """What fails is tried three times, for there is no other prefiller, and then fails with its
+    reason. The decoder misses its fifth complete count, and notices the others twice.
     """
-    fault = "reject-prefill@3,fail-post@page3"
     short, long = prompt_of(tiny_prompt_ids, 3 * PAGE), prompt_of(tiny_prompt_ids, 5 * PAGE)
+    wanted = tiny_oracle.greedy(short, 16)
+    at_source = {"PDX_FAULT": "reject-prefill@3,fail-post@page3"}
+    here = {"PDX_FAULT": "drop-completion@5,dup-completion"}
+    options = [*REMOTE, "--breaker-rate", "2"]
     with (
-        prefiller(tiny_llama, tmp_path / "p.log", *KV, PDX_FAULT=fault) as source,
-        decoder(source.address, tmp_path / "d.log", *REMOTE, "--breaker-rate", "2") as node,
+        prefiller(tiny_llama, tmp_path / "p.log", *KV, **at_source) as source,
+        decoder(source.address, tmp_path / "d.log", *options, **here) as node,
     ):
         rejected = node.post(short, 4)
         assert rejected.status_code == 503
@@ -85,28 +88,16 @@ def test_c1_c4_what_a_prefiller_rejects_or_cannot_post_is_told_at_once(
         assert failed.headers["retry-after"]
         node.wait_clean()
         source.wait_clean()
-        assert tiny_oracle.greedy(short, 16).agrees_with(node.complete(short, 16))
-        assert node.counts()["prefillers"] == 1
-        assert node.counts()["prefills_retried"] == 4
+        assert wanted.agrees_with(node.complete(short, 16))
+        node.wait_count("prefills_retried", 4)
+        assert node.counts()["links_lost"] == 0
+        assert wanted.agrees_with(node.complete(short, 16))
+        node.wait_count("prefills_retried", 5)
+        assert node.counts()["links_lost"] == 1
+        assert "writes were lost: 9 of 9 atoms counted" in node.stderr()
+        assert wanted.agrees_with(node.complete(short, 16))
         node.wait_clean()
-
-
-def test_b1_a_completion_that_is_not_noticed_costs_a_link_and_no_page(
-    any_prefiller: Prefiller, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
-) -> None:
-    """Noticed twice, as here the others are, it changes nothing."""
-    prompt = prompt_of(tiny_prompt_ids, 60)
-    wanted = tiny_oracle.greedy(prompt, 16)
-    fault = "drop-completion@2,dup-completion"
-    log = tmp_path / "d.log"
-    with decoder(any_prefiller.address, log, *REMOTE, PDX_FAULT=fault) as node:
-        for _ in range(3):
-            assert wanted.agrees_with(node.complete(prompt, 16))
-        node.wait_count("links_lost", 1)
-        assert node.counts()["prefills_retried"] == 1
-        assert "writes were lost: 12 of 12 atoms counted" in node.stderr()
-        node.wait_clean()
-    any_prefiller.wait_clean()
+        source.wait_clean()
 
 
 @pytest.mark.slow

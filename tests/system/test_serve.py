@@ -126,18 +126,24 @@ def test_a_node_that_cannot_start_is_named(tiny_llama: Path, tmp_path: Path) -> 
 
 
 def test_settings_reach_the_nodes_and_the_key_is_asked_for_but_never_shown(
-    tiny_llama: Path, tmp_path: Path
+    tiny_llama: Path, tmp_path: Path, tiny_prompt_ids: list[int]
 ) -> None:
+    """On SIGTERM all nodes finish what runs."""
     file = tmp_path / "pdx.toml"
     file.write_text('[server]\nserved_model_name = "tiny"\n[output]\nlog_format = "json"\n')
     arguments = ["--config", str(file)]
     with serving(tiny_llama, tmp_path / "log", *arguments, PDX_API_KEY="sesame") as served:
         models = f"{served.url}/models"
         assert served.client.get(models).status_code == 401
-        answer = served.client.get(models, headers={"authorization": "Bearer sesame"})
+        key = {"authorization": "Bearer sesame"}
+        answer = served.client.get(models, headers=key)
         assert answer.json()["data"][0]["id"] == "tiny"
         commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in served.family()]
-        assert served.stop() == 0
+        call = served.call(prompt_of(tiny_prompt_ids, 40), 400, key, stream=True)
+        assert call.wait_head() == 200
+        served.signal(signal.SIGTERM)
+        assert len(call.token_ids()) == 400
+        assert served.process.wait(timeout=15) == 0
         lines = [json.loads(line) for line in served.stderr().splitlines()]
     assert not any(b"sesame" in command for command in commands)
     assert {"serve", "prefill", "decode"} <= {line["role"] for line in lines}
@@ -166,12 +172,26 @@ def test_one_colocated_node_gives_the_same_tokens(
 def test_a_client_that_leaves_a_colocated_node_frees_its_pages(
     tiny_llama: Path, tmp_path: Path, tiny_prompt_ids: list[int]
 ) -> None:
+    """One that stays holds up the end, until a second SIGTERM."""
     with serving(tiny_llama, tmp_path / "log", "--colocated") as served:
         call = served.call(prompt_of(tiny_prompt_ids, 40), 400, stream=True)
         assert call.wait_head() == 200
         call.leave()
         served.wait_count("aborted", 1)
         wait_until(lambda: is_idle(served), timeout_s=5, what="the node is clean")
+
+        call = served.call(prompt_of(tiny_prompt_ids, 40), 400, stream=True)
+        assert call.wait_head() == 200
+        served.signal_child("pdx.runner", signal.SIGSTOP)
+        served.signal(signal.SIGTERM)
+        wait_until(
+            lambda: served.health()["detail"] == "draining",
+            timeout_s=5,
+            what="it says that it ends",
+        )
+        served.signal(signal.SIGTERM)
+        assert served.process.wait(timeout=10) == 0
+        assert "Traceback" not in served.stderr()
 
 
 def test_a_second_ctrl_c_ends_a_node_that_does_not_stop(tiny_llama: Path, tmp_path: Path) -> None:
