@@ -87,6 +87,7 @@ class StepLoop:
             if scheduled is None:
                 self._woken.clear()
                 if self._scheduler.is_hashing:
+                    self._scheduler.hash_some()  # the role may admit nobody now
                     await asyncio.sleep(0)
                     continue
                 await self._woken.wait()

@@ -34,7 +34,7 @@ from pdx.request.batch import (
     StepOutput,
 )
 from pdx.request.request import FinishReason, SamplingParams
-from pdx.scheduler.order import admission_order, prefill_order
+from pdx.scheduler.order import admission_order, fill_chunk
 from pdx.scheduler.prefixes import PrefixSharing
 from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceState, SequenceUpdate
 
@@ -305,17 +305,8 @@ class Scheduler:
         return decodes
 
     def _schedule_prefills(self) -> list[tuple[Sequence, int]]:
-        budget = self.limits.chunk_len
-        chosen = []
         able = [s for s in self._active.values() if self._ready(s) and not s.prefill_done]
-        for sequence in prefill_order(able, self.limits.chunk_len):
-            if budget <= 0:
-                sequence.num_passed_over += 1
-                continue
-            num_tokens = min(budget, sequence.prefill_len - sequence.num_computed)
-            budget -= num_tokens
-            chosen.append((sequence, num_tokens))
-        return chosen
+        return fill_chunk(able, self.limits.chunk_len)
 
     @staticmethod
     def _ready(sequence: Sequence) -> bool:

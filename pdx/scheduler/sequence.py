@@ -63,7 +63,7 @@ class Sequence:
     num_published: int = 0
     #: Tokens of the pass that runs now; 0 when it takes no part.
     num_in_pass: int = 0
-    #: Passes in which others' prompts took all of the chunk.
+    #: Passes in which younger ones took of its tokens, less those that made up for them.
     num_passed_over: int = 0
     #: Pages the rank has been told of.
     num_pages_sent: int = 0

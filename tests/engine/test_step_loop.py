@@ -27,6 +27,7 @@ class Node:
         self.prefilled: asyncio.Queue[int] = asyncio.Queue()
         #: Whether each pass ended with prompts that were not hashed.
         self.was_hashing: list[bool] = []
+        self.may_admit = True
 
     def submit(self, request_id: int, token_ids: list[int]) -> None:
         self.scheduler.submit(request_id, token_ids, None)
@@ -47,7 +48,7 @@ class Node:
 
     # As a role.
     def admit(self) -> None:
-        for sequence in self.scheduler.admit():
+        for sequence in self.scheduler.admit() if self.may_admit else []:
             self.scheduler.start(sequence.request_id)
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
@@ -73,4 +74,18 @@ async def test_prompts_are_hashed_while_a_pass_runs() -> None:
     running = asyncio.create_task(node.loop.run())
     assert [await node.prefilled.get() for _ in range(2)] == [1, 2]
     assert node.was_hashing == [False, False]
+    running.cancel()
+
+
+async def test_a_role_that_admits_nobody_leaves_the_loop_idle() -> None:
+    node = Node()
+    node.may_admit = False
+    running = asyncio.create_task(node.loop.run())
+    node.submit(1, LONG_PROMPT)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not node.scheduler.is_hashing
+    node.may_admit = True
+    node.loop.wake()
+    assert await node.prefilled.get() == 1
     running.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pdx.kv.pages import PagePool
 from pdx.request.batch import StepOutput
 from pdx.scheduler.scheduler import PrefillChunk, Scheduler, SchedulerLimits
@@ -9,9 +11,9 @@ from pdx.scheduler.scheduler import PrefillChunk, Scheduler, SchedulerLimits
 PAGE, CHUNK = 4, 8
 
 
-def scheduler(num_pages: int = 4096, max_num_seqs: int = 64) -> Scheduler:
+def scheduler(num_pages: int = 4096, max_num_seqs: int = 64, chunk_len: int = CHUNK) -> Scheduler:
     limits = SchedulerLimits(
-        page_size=PAGE, chunk_len=CHUNK, max_num_seqs=max_num_seqs, reserve_output_len=4
+        page_size=PAGE, chunk_len=chunk_len, max_num_seqs=max_num_seqs, reserve_output_len=4
     )
     return Scheduler(limits, PagePool(num_pages))
 
@@ -47,6 +49,63 @@ def test_a_long_prompt_ends_although_short_ones_keep_coming() -> None:
         ended = any(chunk.request_id == 1 and chunk.last for chunk in step(node))
         passes += 1
         assert passes < 500, "the long prompt starves"
+
+
+def pass_s(num_tokens: int) -> float:
+    """A pass takes as long as its tokens, and a little for itself."""
+    return 0.01 + 0.001 * num_tokens
+
+
+def seconds_to_first_token(
+    prompt_len: int, num_others: int, chunk_len: int, came_s: float
+) -> float:
+    """Until a prompt is computed that comes so long after others of 4,000 tokens."""
+    node, now = scheduler(num_pages=20_000, chunk_len=chunk_len), 0.0
+    for request_id in range(1, num_others + 1):
+        node.submit(request_id, [1] * 4000, None)
+    ended = False
+    while not ended:
+        if now >= came_s and node.sequence(99) is None:
+            node.submit(99, [1] * prompt_len, None)
+        chunks = step(node)
+        now += pass_s(sum(chunk.end - chunk.start for chunk in chunks))
+        ended = any(chunk.request_id == 99 and chunk.last for chunk in chunks)
+    return now - came_s
+
+
+@pytest.mark.parametrize("chunk_len", [64, 512, 2048, 8192])
+@pytest.mark.parametrize("came_s", [0.0, 0.001, 0.4, 3.9, 20.0])
+def test_a_short_prompt_beside_ten_long_ones_waits_for_twice_its_own_time_and_a_chunk(
+    chunk_len: int, came_s: float
+) -> None:
+    alone = seconds_to_first_token(20, 0, chunk_len, 0.0)
+    beside = seconds_to_first_token(20, 10, chunk_len, came_s)
+    assert beside <= 2 * alone + pass_s(chunk_len)
+
+
+def test_long_prompts_fill_up_no_more_than_double_what_short_ones_need() -> None:
+    node = scheduler(chunk_len=64)
+    node.submit(1, [1] * 400, None)
+    node.submit(2, [1] * 500, None)
+    step(node)
+    node.submit(3, [1] * 10, None)
+    node.submit(4, [1] * 12, None)
+    taken = {chunk.request_id: chunk.end - chunk.start for chunk in step(node)}
+    assert taken == {3: 10, 4: 12, 1: 22}
+    assert [(chunk.request_id, chunk.end - chunk.start) for chunk in step(node)] == [(1, 64)]
+
+
+def test_short_prompts_that_keep_coming_give_every_few_passes_to_a_long_one() -> None:
+    node, turns = scheduler(chunk_len=64), []
+    node.submit(1, [1] * 40 * 64, None)
+    for request_id in range(2, 200):
+        node.submit(request_id, [1] * 64, None)
+        [chunk, *_] = step(node)
+        turns.append(chunk.request_id == 1)
+    first = turns.index(True)
+    assert first < 40
+    share = sum(turns[first:]) / len(turns[first:])
+    assert 0.1 < share < 0.3
 
 
 def test_prompts_of_a_length_are_computed_one_after_the_other() -> None:
