@@ -191,6 +191,7 @@ def test_a_client_that_leaves_a_colocated_node_frees_its_pages(
         )
         served.signal(signal.SIGTERM)
         assert served.process.wait(timeout=10) == 0
+        call.leave()
         assert "Traceback" not in served.stderr()
 
 
