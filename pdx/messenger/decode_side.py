@@ -15,6 +15,7 @@ Invariants, whatever order events come in:
                 |  |--Reject-----------> (Settled, Lost)  gone
                 |  |--Failed-----------> (Lost) -> DRAINING --count = total--> (Settled) gone
                 |  +--cancel-----------> CANCELLED --Drained--> DRAINING
+                |                            +--count complete--> (Settled) READY
                 +--link ends-----------> (Lost) ABANDONED --fenced--> (Settled) gone
 """
 
@@ -70,6 +71,9 @@ class TransferTimeouts:
     #: Without a score of the prompt after its KV cache is here. The last chunk's scores follow its
     #: KV cache as soon as the output head has run over it, which takes a CPU seconds.
     scores_s: float = 60.0
+    #: Between the complete count and the peer's last word. It waits for completions of writes that
+    #: have landed: when they are lost, its pages are pinned until the link ends.
+    finish_s: float = 10.0
 
 
 class _State(enum.Enum):
@@ -132,7 +136,7 @@ class DecodeSide:
         """The engine does not want the result any more. Unknown and finished transfers are fine."""
         transfer = self._transfers.get(transfer_id)
         if transfer is not None and transfer.state is _State.SCORING:
-            del self._transfers[transfer_id]  # its writes are counted: nothing is left to stop
+            self._await_last_word(transfer)  # its writes are counted: nothing is left to stop
         if transfer is None or transfer.state is not _State.COUNTING:
             return []
         transfer.state = _State.CANCELLED
@@ -180,8 +184,18 @@ class DecodeSide:
             transfer.deadline = None
             counted = Counted(transfer.transfer_id)
             return [*actions, counted, *self._ready_if_scored(transfer)]
-        del self._transfers[transfer.transfer_id]
+        if transfer.state is _State.DRAINING:
+            del self._transfers[transfer.transfer_id]
+        else:
+            self._await_last_word(transfer)
         return actions
+
+    def _await_last_word(self, transfer: _Transfer) -> None:
+        """Nothing is wanted of a transfer any more, but the peer's word that it is done."""
+        transfer.state = _State.READY
+        transfer.deadline = None
+        if transfer.posted:
+            del self._transfers[transfer.transfer_id]
 
     def _on_scores(self, message: PromptLogprobs) -> list[DecodeAction]:
         transfer = self._transfers.get(message.transfer_id)
@@ -199,9 +213,7 @@ class DecodeSide:
     def _ready_if_scored(self, transfer: _Transfer) -> list[DecodeAction]:
         if transfer.awaits_scores:
             return []
-        transfer.state = _State.READY
-        if transfer.posted:
-            del self._transfers[transfer.transfer_id]
+        self._await_last_word(transfer)
         return [Ready(transfer.transfer_id)]
 
     def on_surplus(self, slot: int, generation: int) -> list[DecodeAction]:
@@ -211,12 +223,16 @@ class DecodeSide:
     def on_tick(self, now: float, counts: dict[tuple[int, int], int]) -> list[DecodeAction]:
         """Time has passed. ``counts`` are the atoms counted so far, by (slot, generation)."""
         for transfer in self._transfers.values():
-            if transfer.state is _State.SCORING and transfer.deadline is None:
-                transfer.deadline = now + self._timeouts.scores_s
+            if transfer.deadline is None and transfer.state in (_State.SCORING, _State.READY):
+                is_ready = transfer.state is _State.READY
+                timeouts = self._timeouts
+                transfer.deadline = now + (timeouts.finish_s if is_ready else timeouts.scores_s)
             if transfer.deadline is None or now < transfer.deadline:
                 continue
             if transfer.state is _State.SCORING:
                 return [EndLink(f"no scores came of the prompt of transfer {transfer.transfer_id}")]
+            if transfer.state is _State.READY:
+                return [EndLink(f"transfer {transfer.transfer_id} has come and is never done")]
             count = counts.get((transfer.slot, transfer.generation), 0)
             if transfer.state is _State.CANCELLED:
                 return [EndLink(f"no answer to the cancel of transfer {transfer.transfer_id}")]
@@ -293,6 +309,8 @@ class DecodeSide:
     ) -> list[DecodeAction]:
         """The peer will post nothing more for this transfer."""
         transfer = self._transfers.get(transfer_id)
+        if transfer is not None and transfer.state is _State.READY:
+            del self._transfers[transfer_id]
         if transfer is None or transfer.state in _TOTAL_IS_NEWS_NO_MORE:
             return []
         if failed or atoms > transfer.atoms:

@@ -148,9 +148,9 @@ class Scheduler:
             held: requests that wait for something else.
         """
         admitted: list[Sequence] = []
+        self.hash_some()  # also of prompts whose requests have left: nobody else forgets them
         if not self._waiting:
             return admitted
-        self.hash_some()
         being_computed = self._prefixes.next_keys(self._active.values())
         for sequence in admission_order(self._waiting, self._active.values()):
             if len(self._active) >= self.limits.max_num_seqs:

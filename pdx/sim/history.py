@@ -14,7 +14,7 @@ from pdx.sim.cluster import NUM_LAYERS, ClockOfLoop, Room, RunningNode
 from pdx.sim.faults import FaultDriver
 from pdx.sim.loop import Process, VirtualLoop
 from pdx.sim.model import SimulatedModel
-from pdx.sim.scenario import FaultKind, Scenario
+from pdx.sim.scenario import Scenario
 from pdx.sim.watch import BrokenInvariant
 from pdx.sim.wire import ControlNetwork
 
@@ -130,11 +130,6 @@ class History:
                     "bounded", f"{client.name} has not ended {_BOUND_NS / 1e9:g} s after"
                 )
         self._check()
-        if any(fault.kind is FaultKind.LOSE for fault in self.scenario.faults):
-            # What waits for a completion that never comes waits for its link's end.
-            for name in self.nodes:
-                for other in self.nodes:
-                    self.control.hang_up(name, other, half=False)
         deadline_ns = self.loop.now_ns + _REST_NS
         self.loop.run_until(deadline_ns, lambda: self.broken is not None or not self._unrest())
         self._check()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Process", "VirtualLoop", "current_process"]
 
 _FIRST_FD = 1 << 20
+#: More callbacks at one moment are a loop that never waits.
+_MOST_STEPS_AT_ONCE = 200_000
 _Ts = TypeVarTuple("_Ts")
 
 
@@ -108,6 +110,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready: deque[_Handle] = deque()
         self._timers: list[tuple[int, int, _Handle]] = []
         self._order = itertools.count()
+        #: Callbacks before this moment.
+        self._steps_before = 0
         self._readers: dict[int, tuple[Callable[..., Any], tuple[Any, ...], Any]] = {}
         self._next_fd = itertools.count(_FIRST_FD)
         self._world = contextvars.Context()
@@ -159,7 +163,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if not timers or timers[0][0] > until_ns:
                     return False
                 when_ns, _, handle = heapq.heappop(timers)
-                self._now_ns = max(self._now_ns, when_ns)
+                if when_ns > self._now_ns:
+                    self._now_ns = when_ns
+                    self._steps_before = self.num_steps
             else:
                 handle = ready.popleft()
             if not handle.is_cancelled:
@@ -174,6 +180,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             return
         self.num_steps += 1
         self._running = process
+        if self.num_steps - self._steps_before > _MOST_STEPS_AT_ONCE:
+            self._steps_before = self.num_steps
+            self._on_error(process, f"it runs without end: {handle.callback}", None)
         try:
             handle.context.run(handle.callback, *handle.args)
         except Exception as error:  # noqa: BLE001 - the edge of a simulated process

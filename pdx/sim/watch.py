@@ -16,7 +16,8 @@ Whatever the network, the nodes and the clients do:
 ``slots``         Slots taken are transfers open, at every look at a node's status.
 ``at-rest``       When all requests have ended, every page is free or cached, every slot free, no
                   transfer is open, on every living node.
-``no-crash``      No node ends by itself, no callback and no task fails with what nobody expected.
+``no-crash``      No node ends by itself or runs without ever waiting, no callback and no task fails
+                  with what nobody expected.
 
 A :class:`WatchedPool` checks the first ones at each change; the rest is checked by clients
 (``pdx.sim.clients``) and by the history (``pdx.sim.history``).

@@ -478,6 +478,27 @@ def test_writes_lost_after_posted_end_the_link_and_only_the_fence_settles() -> N
     assert side.on_fenced() == [Settled(1, Proof.FENCED)]
 
 
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_prefiller_that_is_never_done_with_what_has_come_loses_its_link(cancels: bool) -> None:
+    """Found by the simulator: lost completions would pin its pages for ever."""
+    side, message = _started(SlotTable())
+    if cancels:
+        side.cancel(1, 0.0)
+    side.on_arrived(message.slot, message.generation)
+    assert side.on_tick(20.0, {}) == [], "the clock starts with the count"
+    assert side.on_tick(29.0, {}) == []
+    assert isinstance(side.on_tick(30.0, {})[0], EndLink)
+    assert side.on_link_end("never done") == [], "the request has its KV cache"
+
+
+def test_the_last_word_ends_a_transfer_that_was_cancelled_and_came_all_the_same() -> None:
+    side, message = _started(SlotTable())
+    side.cancel(1, 0.0)
+    side.on_arrived(message.slot, message.generation)
+    assert side.on_message(Drained(transfer_id=1, atoms=6, failed=0), 1.0) == []
+    assert side.is_idle
+
+
 def test_scores_that_do_not_come_end_the_link_and_lose_the_request() -> None:
     side, message = _started(SlotTable(), prompt_logprobs=0)
     side.on_arrived(message.slot, message.generation)

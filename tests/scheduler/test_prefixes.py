@@ -251,6 +251,15 @@ def test_a_prompt_that_leaves_is_hashed_no_further() -> None:
     assert len(sequence.page_keys) == num_hashed
 
 
+def test_a_prompt_that_leaves_before_it_is_hashed_keeps_nobody_busy() -> None:
+    """Found by the simulator: the step loop turned for ever, in want of something to hash."""
+    scheduler = Node(num_pages=4096, root="model").scheduler
+    scheduler.submit(1, list(range(3 * PAGE)), None)
+    scheduler.abort(1)
+    assert scheduler.admit() == []
+    assert not scheduler.is_hashing
+
+
 def test_keys_are_equal_in_all_processes() -> None:
     """E5: the seed of Python's own hashing must not matter."""
     program = (
