@@ -7,144 +7,60 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.nodes import Decoder, Prefiller, decoder, prefiller, wait_until
 from tests.system.prompts import prompt_of
-
-LENGTHS = [1, 2, 15, 16, 17, 31, 33, 49, 64, 65, 66, 100, 200]
-NUM_TOKENS = 16
-PAGE, LOCAL_BELOW, DECODER_PAGES = 16, 12, 48
-#: KV of one token over all layers of the tiny model.
-TOKEN_BYTES = 3 * 2 * 2 * 32 * 4
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Two prefillers and a decoder of both."""
-
-    #: Two ranks, pages as the decoder's; one rank, larger pages.
-    prefillers: tuple[Prefiller, Prefiller]
-    decoder: Decoder
-
-    def ask(self, prompt: list[int], **fields: Any) -> tuple[Any, Any]:
-        """A completion's body and timeline."""
-        body = self.decoder.post(prompt, NUM_TOKENS, **fields).json()
-        return body, self.decoder.timeline(body["id"])
-
-    def steer(self, prefiller: Prefiller) -> None:
-        """Make this prefiller the next in turn."""
-        for _ in self.prefillers:
-            _, timeline = self.ask([1] * (LOCAL_BELOW + 1))
-            if timeline["prefiller"] != prefiller.address:
-                return
-        raise AssertionError("the prefillers do not take turns")
-
-    def make_decoder_forget(self, prompt_ids: list[int]) -> None:
-        """Have it evict every page that it keeps; the prefillers have room for more."""
-        for shift in range(2):
-            prompt = prompt_of(prompt_ids, DECODER_PAGES * PAGE // 2, shift)
-            self.ask(prompt)
+from tests.system.sharing import (
+    HOLDERS,
+    LENGTHS,
+    LOCAL_BELOW,
+    NUM_TOKENS,
+    PAGE,
+    PROBES,
+    TOKEN_BYTES,
+    Cluster,
+    Shape,
+    cluster_of,
+)
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    tiny_llama: Path,
+    tiny_oracle: Oracle,
+    tiny_prompt_ids: list[int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    """Two prefillers: two ranks, pages as the decoder's; one rank, larger pages."""
+    shapes = [Shape(tp_size=2, chunk=24), Shape(page_size=2 * PAGE, chunk=40)]
     logs = tmp_path_factory.mktemp("sharding")
-    memory = ["--kv-memory", "16M"]
-    with ExitStack() as stack:
-        two_ranks = [*memory, "--tp", "2", "--chunk", "24"]
-        large_pages = [*memory, "--page-size", "32", "--chunk", "40"]
-        prefillers = (
-            stack.enter_context(prefiller(tiny_llama, logs / "prefill-1.log", *two_ranks)),
-            stack.enter_context(prefiller(tiny_llama, logs / "prefill-2.log", *large_pages)),
-        )
-        addresses = [node.address for node in prefillers]
-        options = ["--page-size", str(PAGE), "--pages", str(DECODER_PAGES)]
-        options += ["--local-below", str(LOCAL_BELOW)]
-        starting = decoder(",".join(addresses), logs / "decode.log", *options)
-        node = stack.enter_context(starting)
-        wait_until(
-            lambda: node.counts()["prefillers"] == 2, timeout_s=30, what="both are connected"
-        )
-        yield Cluster(prefillers, node)
+    with cluster_of(shapes, 1, tiny_llama, tiny_oracle, tiny_prompt_ids, logs) as started:
+        yield started
 
 
 @pytest.mark.timeout(300)  # the nodes start here, on a machine that may be busy
-def test_d4_tokens_and_bytes_with_two_unlike_prefillers(
-    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
-) -> None:
-    addresses = {node.address for node in cluster.prefillers}
-    takers = []
-    for length in LENGTHS:
-        prompt = prompt_of(tiny_prompt_ids, length)
-        body, timeline = cluster.ask(prompt)
-        wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
-        assert wanted.agrees_with(body["choices"][0]["token_ids"]), length
-        if length <= LOCAL_BELOW:
-            assert timeline["prefiller"] is None
-            continue
-        assert timeline["transfer_bytes"] == -(-(length - 1) // PAGE) * PAGE * TOKEN_BYTES
-        takers.append(timeline["prefiller"])
-    assert set(takers[0::2]) | set(takers[1::2]) == addresses
-    assert len(set(takers[0::2])) == 1, "idle prefillers take turns"
-    cluster.decoder.wait_clean()
-    for node in cluster.prefillers:
-        node.wait_clean()
-
-
-#: What is asked after a prompt of five pages, and how much of it is known.
-PROBES = {"again": (5, 0), "longer": (5, 3), "parting": (2, 4)}
+def test_d4_tokens_and_bytes_with_two_unlike_prefillers(cluster: Cluster) -> None:
+    cluster.check_lengths()
 
 
 @pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("holder", ["prefiller", "decoder", "both"])
+@pytest.mark.parametrize("holder", HOLDERS)
 def test_e1_only_missing_pages_move_and_each_to_its_place(
-    cluster: Cluster,
-    tiny_oracle: Oracle,
-    tiny_prompt_ids: list[int],
-    holder: str,
-    probe: str,
+    cluster: Cluster, holder: str, probe: str
 ) -> None:
-    num_same, num_new = PROBES[probe]
-    salt, tp2 = f"{holder} {probe}", cluster.prefillers[0]
-    seed = prompt_of(tiny_prompt_ids, 5 * PAGE + 1)
-    fresh = prompt_of(tiny_prompt_ids, num_new * PAGE + 1, shift=100)[1:]
-    prompt = [*seed[: num_same * PAGE], *fresh, 7]
-    cluster.steer(tp2)
-    _, seeded = cluster.ask(seed, cache_salt=salt)
-    assert seeded["prefiller"] == tp2.address
-    if holder == "prefiller":
-        cluster.make_decoder_forget(tiny_prompt_ids)
-    if holder != "decoder":
-        cluster.steer(tp2)
-    body, timeline = cluster.ask(prompt, cache_salt=salt)
-
-    wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
-    assert wanted.agrees_with(body["choices"][0]["token_ids"])
-    on_decoder = 0 if holder == "prefiller" else num_same
-    num_pages = num_same + num_new
-    assert timeline["transfer_bytes"] == (num_pages - on_decoder) * PAGE * TOKEN_BYTES
-    is_there = on_decoder == num_pages
-    is_other = timeline["prefiller"] != tp2.address
-    assert is_there or is_other == (holder == "decoder")
-    # A prefiller computes one token at least.
-    on_prefiller = (num_same * PAGE - (num_new == 0)) // PAGE
-    known = max(on_decoder, on_prefiller if holder != "decoder" else 0)
-    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == known * PAGE
-    cluster.decoder.wait_clean()
+    cluster.check_prefix(0, holder, probe)
 
 
 @pytest.mark.parametrize("length", [4 * PAGE - 1, 4 * PAGE, 4 * PAGE + 1])
 @pytest.mark.parametrize("num_known", [0, 1, 4])
 def test_e2_lengths_around_a_page_with_some_pages_known(
     cluster: Cluster,
-    tiny_oracle: Oracle,
     tiny_prompt_ids: list[int],
     length: int,
     num_known: int,
@@ -152,9 +68,7 @@ def test_e2_lengths_around_a_page_with_some_pages_known(
     prompt, salt = prompt_of(tiny_prompt_ids, length), f"{length} {num_known}"
     if num_known:
         cluster.ask([*prompt[: num_known * PAGE], 7], cache_salt=salt)
-    body, timeline = cluster.ask(prompt, cache_salt=salt)
-    wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
-    assert wanted.agrees_with(body["choices"][0]["token_ids"])
+    _, timeline = cluster.ask(prompt, cache_salt=salt)
     known = min(num_known, (length - 1) // PAGE)
     missing = length - 1 - known * PAGE
     moved = 0 if known and missing < PAGE else -(-missing // PAGE)
@@ -162,7 +76,7 @@ def test_e2_lengths_around_a_page_with_some_pages_known(
 
 
 def test_the_second_turn_of_a_chat_moves_only_the_new_pages(
-    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+    cluster: Cluster, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 60)
     body, _ = cluster.ask(prompt, cache_salt="chat")
@@ -172,8 +86,6 @@ def test_the_second_turn_of_a_chat_moves_only_the_new_pages(
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == known * PAGE
     moved = -(-(len(turn) - 1) // PAGE) - known
     assert timeline["transfer_bytes"] == moved * PAGE * TOKEN_BYTES
-    wanted = tiny_oracle.greedy(turn, NUM_TOKENS)
-    assert wanted.agrees_with(body["choices"][0]["token_ids"])
 
 
 def test_b7_choices_of_one_prompt_share_its_transfer(
@@ -192,13 +104,11 @@ def test_b7_choices_of_one_prompt_share_its_transfer(
 
 @pytest.mark.parametrize("length", [LOCAL_BELOW, LOCAL_BELOW + 1])
 def test_e6_prompts_below_the_threshold_are_computed_by_the_decoder(
-    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int], length: int
+    cluster: Cluster, tiny_prompt_ids: list[int], length: int
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, length)
-    body, timeline = cluster.ask(prompt)
+    _, timeline = cluster.ask(prompt)
     assert (timeline["prefiller"] is None) == (length - 1 < LOCAL_BELOW)
-    wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
-    assert wanted.agrees_with(body["choices"][0]["token_ids"])
 
 
 def test_scores_of_a_prompt_are_those_of_one_rank(
@@ -214,7 +124,7 @@ def test_scores_of_a_prompt_are_those_of_one_rank(
 
 
 def test_a_killed_rank_ends_its_node_with_the_cause_and_others_serve_on(
-    cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+    cluster: Cluster, tiny_prompt_ids: list[int]
 ) -> None:
     """The last of this cluster's tests."""
     lost, left = cluster.prefillers
@@ -231,14 +141,12 @@ def test_a_killed_rank_ends_its_node_with_the_cause_and_others_serve_on(
     assert "rank 0 of 2" in said or "rank 1 of 2" in said
     prompt = prompt_of(tiny_prompt_ids, 100)
     for _ in range(2):
-        body, timeline = cluster.ask(prompt)
+        _, timeline = cluster.ask(prompt)
         assert timeline["prefiller"] == left.address
-        wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
-        assert wanted.agrees_with(body["choices"][0]["token_ids"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class PairShape:
     """How a pair of nodes is started: ranks, page sizes, and the prefiller's chunk."""
 
     prefill_tp: int
@@ -255,19 +163,19 @@ class Shape:
 #: The ratios that the cluster lacks, with page sizes and chunks in turn. The tiny model has 2 KV
 #: heads, so that 4 ranks hold replicas.
 SHAPES = [
-    Shape(prefill_tp=1, decode_tp=1, prefill_page=64, chunk=17),
-    Shape(prefill_tp=1, decode_tp=2, chunk=64),
-    Shape(prefill_tp=1, decode_tp=4, decode_page=64, chunk=24),
-    Shape(prefill_tp=2, decode_tp=2, prefill_page=32, chunk=24),
-    Shape(prefill_tp=2, decode_tp=4, chunk=17),
-    Shape(prefill_tp=4, decode_tp=1, chunk=24),
-    Shape(prefill_tp=4, decode_tp=2, decode_page=8, chunk=64),
-    Shape(prefill_tp=4, decode_tp=4, prefill_page=32, chunk=24),
+    PairShape(prefill_tp=1, decode_tp=1, prefill_page=64, chunk=17),
+    PairShape(prefill_tp=1, decode_tp=2, chunk=64),
+    PairShape(prefill_tp=1, decode_tp=4, decode_page=64, chunk=24),
+    PairShape(prefill_tp=2, decode_tp=2, prefill_page=32, chunk=24),
+    PairShape(prefill_tp=2, decode_tp=4, chunk=17),
+    PairShape(prefill_tp=4, decode_tp=1, chunk=24),
+    PairShape(prefill_tp=4, decode_tp=2, decode_page=8, chunk=64),
+    PairShape(prefill_tp=4, decode_tp=4, prefill_page=32, chunk=24),
 ]
 
 
 @contextmanager
-def pair_of(shape: Shape, model: Path, logs: Path) -> Iterator[tuple[Prefiller, Decoder]]:
+def pair_of(shape: PairShape, model: Path, logs: Path) -> Iterator[tuple[Prefiller, Decoder]]:
     """The two nodes of a shape."""
     common = ["--fabric", "shm" if shape.prefill_tp == shape.decode_tp else "tcp"]
     common += ["--kv-memory", "16M"]
@@ -285,7 +193,11 @@ def pair_of(shape: Shape, model: Path, logs: Path) -> Iterator[tuple[Prefiller, 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_d1_d2_tokens_and_bytes_of_every_ratio(
-    shape: Shape, tiny_llama: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int], tmp_path: Path
+    shape: PairShape,
+    tiny_llama: Path,
+    tiny_oracle: Oracle,
+    tiny_prompt_ids: list[int],
+    tmp_path: Path,
 ) -> None:
     copies = max(1, shape.decode_tp // 2)
     run = min(shape.prefill_page, shape.decode_page)
