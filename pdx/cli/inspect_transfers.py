@@ -1,6 +1,7 @@
-"""`pdx inspect transfers`: the KV caches on their way into a decoder, and the last that came.
+"""`pdx inspect transfers`: the KV caches on their way into a decoder and the last that came, or on
+their way out of a prefiller.
 
-Asks the decoder's API; `--watch` asks again and again.
+Asks the decoder's API, or the prefiller's control port; `--watch` asks again and again.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,20 +24,31 @@ if TYPE_CHECKING:
     import httpx
     from rich.console import RenderableType
 
-    from pdx.metrics.transfers import Transfers, TransferView
+    from pdx.metrics.transfers import NodeTransfers, Sends, SendView, TransferView
 
 __all__ = ["transfers"]
 
 _NUM_RECENT = 10
 _WATCH_S = 0.25
 _COLUMNS = ("id", "state", "landed", "MiB", "tokens", "age", "took", "from", "fabric")
-_STYLES = {"landing": "cyan", "landed": "green", "refused": "yellow", "lost": "red"}
+_SEND_COLUMNS = ("id", "state", "computed", "tokens", "atoms", "to", "fabric")
+_STYLES = {
+    "landing": "cyan",
+    "open": "cyan",
+    "sealed": "green",
+    "landed": "green",
+    "refused": "yellow",
+    "lost": "red",
+}
 
 
 @with_settings()
 def transfers(
     settings: Settings,
-    url: Annotated[str, typer.Argument(metavar="URL", help="URL of a decoder's API.")],
+    node: Annotated[
+        str,
+        typer.Argument(metavar="NODE", help="URL of a decoder, or a prefiller's control address."),
+    ],
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep showing them, until Ctrl-C; needs a terminal.")
     ] = False,
@@ -45,10 +58,10 @@ def transfers(
         typer.Option(envvar="PDX_API_KEY", metavar="KEY", help="Sent as a bearer token."),
     ] = None,
 ) -> None:
-    """Show the KV caches on their way into a decoder, and the last that came."""
+    """Show the KV caches on their way into a decoder, or out of a prefiller."""
     import httpx
 
-    base = api_base(url).removesuffix("/v1")
+    base = api_base(node).removesuffix("/v1")
     if watch and (as_json or not sys.stdout.isatty()):
         raise ConfigError("--watch draws on a terminal", hint="leave it out to print once")
     with httpx.Client(timeout=10, headers=headers(api_key)) as client:
@@ -79,37 +92,73 @@ def _ask(client: httpx.Client, base: str) -> bytes:
     return answer.content
 
 
-def _parse(raw: bytes) -> Transfers:
+def _parse(raw: bytes) -> NodeTransfers:
     import msgspec
 
-    from pdx.metrics.transfers import Transfers
+    from pdx.metrics.transfers import NodeTransfers
 
     try:
-        return msgspec.json.decode(raw, type=Transfers)
+        found: NodeTransfers = msgspec.json.decode(raw, type=NodeTransfers)
+        return found
     except msgspec.MsgspecError as error:
         raise ApiError(f"the answer tells of no transfers: {error}", kind="protocol") from error
 
 
-def _print(found: Transfers) -> None:
+def _print(found: NodeTransfers) -> None:
     if sys.stdout.isatty():
         from rich.console import Console
 
         Console().print(_drawing(found))
         return
-    print_tables(_table(title, views) for title, views in _parts(found))
+    print_tables(_table(part) for part in _parts(found))
 
 
-def _parts(found: Transfers) -> list[tuple[str, list[TransferView]]]:
-    """Titles and transfers, newest first."""
-    recent = found.recent[: -_NUM_RECENT - 1 : -1]
-    return [("under way", found.live[::-1]), ("the last ones", recent)]
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some transfers, newest first."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    states: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
 
 
-def _table(title: str, views: list[TransferView]) -> Table:
-    if not views:
-        return Table(title=title, rows=(("none",),))
-    rows = tuple(map(_cells, views))
-    return Table(title=title, columns=_COLUMNS, rows=rows, note="; ".join(_reasons(views)))
+def _parts(found: NodeTransfers) -> list[_Part]:
+    from pdx.metrics.transfers import Transfers
+
+    if isinstance(found, Transfers):
+        recent = found.recent[: -_NUM_RECENT - 1 : -1]
+        return [_incoming("under way", found.live[::-1]), _incoming("the last ones", recent)]
+    return [_outgoing(found)]
+
+
+def _incoming(title: str, views: list[TransferView]) -> _Part:
+    states, reasons = tuple(view.state for view in views), tuple(_reasons(views))
+    return _Part(title, _COLUMNS, tuple(map(_cells, views)), states, reasons)
+
+
+def _outgoing(sends: Sends) -> _Part:
+    layers = ", ".join(
+        f"layer {rank.layers_done} of {rank.num_layers} of pass {rank.pass_idx}"
+        for rank in sends.ranks
+    )
+    rows = tuple(map(_send_cells, sends.live))
+    states = tuple(view.state for view in sends.live)
+    return _Part(f"going out; {layers}", _SEND_COLUMNS, rows, states)
+
+
+def _send_cells(view: SendView) -> tuple[str, ...]:
+    computed = f"{view.num_armed / view.num_tokens:.0%}" if view.num_tokens else "-"
+    numbers = (str(view.num_tokens), str(view.atoms))
+    return (str(view.transfer_id), view.state, computed, *numbers, view.decoder, view.provider)
+
+
+def _table(part: _Part) -> Table:
+    if not part.rows:
+        return Table(title=part.title, rows=(("none",),))
+    note = "; ".join(part.reasons)
+    return Table(title=part.title, columns=part.columns, rows=part.rows, note=note)
 
 
 def _cells(view: TransferView) -> tuple[str, ...]:
@@ -143,7 +192,7 @@ def _watch(client: httpx.Client, base: str) -> None:
             live.update(_drawing(_parse(_ask(client, base))), refresh=True)
 
 
-def _drawing(found: Transfers) -> RenderableType:
+def _drawing(found: NodeTransfers) -> RenderableType:
     """For a terminal, of 80 columns or more: colours, and what does not fit is cut."""
     from rich import box
     from rich.console import Group
@@ -151,15 +200,14 @@ def _drawing(found: Transfers) -> RenderableType:
     from rich.text import Text
 
     drawn: list[RenderableType] = []
-    for title, views in _parts(found):
-        table = RichTable(title=title, title_justify="left", box=box.SIMPLE, padding=0)
-        for name in _COLUMNS:
-            is_text = name in ("state", "from")
+    for part in _parts(found):
+        table = RichTable(title=part.title, title_justify="left", box=box.SIMPLE, padding=0)
+        for name in part.columns:
+            is_text = name in ("state", "from", "to")
             table.add_column(
                 name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis"
             )
-        for view in views:
-            style = _STYLES.get(view.state, "dim")
-            table.add_row(*map(Text, _cells(view)), style=style)
-        drawn += [table, *(Text(f" {reason}", style="dim") for reason in _reasons(views))]
+        for row, state in zip(part.rows, part.states, strict=True):
+            table.add_row(*map(Text, row), style=_STYLES.get(state, "dim"))
+        drawn += [table, *(Text(f" {reason}", style="dim") for reason in part.reasons)]
     return Group(*drawn)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import itertools
 import logging
 import secrets
@@ -16,23 +17,22 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from http import HTTPStatus
 
-import msgspec
 import numpy as np
 
 from pdx.engine.loading import LoadedModel, mapped_memory
-from pdx.engine.status_page import Page, answer_http, is_http
+from pdx.engine.status_page import answer_http, is_http, prefiller_pages
 from pdx.engine.step_loop import StepLoop
 from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerLost
 from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Use
+from pdx.kv.progress import pass_and_layers
 from pdx.messenger.control import Address, ControlConnection, reachable
 from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.messages import Description, Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
-from pdx.metrics.node import Health, NodeMetrics
+from pdx.metrics.transfers import RankProgress, Sends
 from pdx.scheduler.scheduler import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
@@ -106,7 +106,8 @@ class PrefillNode:
         self._unproved: dict[PrefillLink, list[int]] = {}
         self._links: set[PrefillLink] = set()
         self._link_over = asyncio.Event()
-        self._is_draining = False
+        #: Nothing new is taken.
+        self.is_draining = False
         self._num_to_reject = num_rejected
         #: Each link's number for the scheduler, which treats decoders alike.
         self._group_of: dict[PrefillLink, int] = {}
@@ -118,8 +119,7 @@ class PrefillNode:
         self._connections: set[asyncio.Task[None]] = set()
         #: Faults and events by name.
         self.counters: Counter[str] = Counter()
-        self._metrics = NodeMetrics(self.status)
-        self._pages = {"/health": self._health_page, "/metrics": self._metrics_page}
+        self._pages = prefiller_pages(self)
 
     async def start(self) -> Address:
         """Take connections; returns the address that decoders use."""
@@ -145,7 +145,7 @@ class PrefillNode:
 
     async def drain(self) -> None:
         """Take nothing new; return when each decoder has all that it asked for, and has left."""
-        self._is_draining = True
+        self.is_draining = True
         for link in list(self._links):
             with contextlib.suppress(PeerLost):
                 link.send(Draining())
@@ -185,7 +185,7 @@ class PrefillNode:
             if is_http(head):
                 await answer_http(head, reader, writer, self._pages)
                 return
-            if self._is_draining:
+            if self.is_draining:
                 return
             link = await welcome(
                 connection,
@@ -196,7 +196,7 @@ class PrefillNode:
             )
             if link is not None:
                 self.counters["links"] += 1
-                if self._is_draining:
+                if self.is_draining:
                     link.send(Draining())
                 await link.run()
         except PeerError as error:
@@ -238,7 +238,7 @@ class PrefillNode:
     # ---- PrefillLinkOwner -----------------------------------------------------------------
 
     def accept(self, link: PrefillLink, prefill: Prefill) -> None:
-        if self._is_draining:
+        if self.is_draining:
             raise CapacityError("the prefiller is draining")
         if self._num_to_reject:
             self._num_to_reject -= 1
@@ -360,18 +360,18 @@ class PrefillNode:
 
     # ---- health ---------------------------------------------------------------------------
 
-    def _health_page(self) -> Page:
-        health = Health(
-            status="unhealthy" if self._is_draining else "ok",
-            detail="draining" if self._is_draining else "ready",
-            streams=self.scheduler.num_waiting + self.scheduler.num_active,
-            counts=self.status(),
+    def transfers(self) -> Sends:
+        """Prompts on their way out, and how far each rank is."""
+        return Sends(
+            ranks=[self._progress_of(address) for address in self._hub.memory.progress_addresses],
+            live=[view for link in self._links for view in link.views()],
         )
-        status = HTTPStatus.SERVICE_UNAVAILABLE if self._is_draining else HTTPStatus.OK
-        return Page(body=msgspec.json.encode(health), status=status)
 
-    def _metrics_page(self) -> Page:
-        return Page(body=self._metrics.scrape(), content_type=self._metrics.content_type)
+    def _progress_of(self, address: int) -> RankProgress:
+        num_layers = self._loaded.layout.rank.num_layers
+        word = ctypes.c_uint64.from_address(address).value
+        pass_idx, layers_done = pass_and_layers(word, num_layers)
+        return RankProgress(pass_idx=pass_idx, layers_done=layers_done, num_layers=num_layers)
 
     def status(self) -> dict[str, int]:
         """Pages by state, queues, links, what went out, and faults."""

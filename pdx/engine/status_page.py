@@ -10,10 +10,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
 
 from pdx.errors import PeerLost, ProtocolError
+from pdx.metrics.node import Health, NodeMetrics
+from pdx.metrics.transfers import Sends
 
-__all__ = ["Page", "answer_http", "is_http"]
+__all__ = ["Page", "answer_http", "is_http", "prefiller_pages"]
 
 _MAX_HEAD_BYTES = 16 << 10
 _HEAD_S = 5.0
@@ -26,6 +31,40 @@ class Page:
     body: bytes
     content_type: str = "application/json"
     status: HTTPStatus = HTTPStatus.OK
+
+
+class Prefiller(Protocol):
+    """What the pages tell of."""
+
+    is_draining: bool
+
+    def status(self) -> Mapping[str, int]:
+        """Pages by state, queues, links, what went out, and faults."""
+
+    def transfers(self) -> Sends:
+        """Prompts on their way out."""
+
+
+def prefiller_pages(node: Prefiller) -> Mapping[str, Callable[[], Page]]:
+    """The pages of a prefiller, by path."""
+    metrics = NodeMetrics(node.status)
+
+    def health() -> Page:
+        counts = dict(node.status())
+        body = Health(
+            status="unhealthy" if node.is_draining else "ok",
+            detail="draining" if node.is_draining else "ready",
+            streams=counts["requests_waiting"] + counts["requests_active"],
+            counts=counts,
+        )
+        status = HTTPStatus.SERVICE_UNAVAILABLE if node.is_draining else HTTPStatus.OK
+        return Page(body=msgspec.json.encode(body), status=status)
+
+    return {
+        "/health": health,
+        "/metrics": lambda: Page(body=metrics.scrape(), content_type=metrics.content_type),
+        "/pdx/transfers": lambda: Page(body=msgspec.json.encode(node.transfers())),
+    }
 
 
 def is_http(head: bytes) -> bool:

@@ -9,7 +9,7 @@ rise, because passes run in order.
 
 from __future__ import annotations
 
-__all__ = ["PROGRESS_BYTES", "end_value", "layer_value"]
+__all__ = ["PROGRESS_BYTES", "end_value", "layer_value", "pass_and_layers"]
 
 #: Size of a rank's progress memory. Word 0 (8 bytes) is the progress word.
 PROGRESS_BYTES = 4096
@@ -23,3 +23,8 @@ def layer_value(pass_idx: int, layer_idx: int, num_layers: int) -> int:
 def end_value(pass_idx: int, num_layers: int) -> int:
     """The word's value once the whole pass is done."""
     return (pass_idx + 1) * (num_layers + 1)
+
+
+def pass_and_layers(value: int, num_layers: int) -> tuple[int, int]:
+    """The pass that a word's value belongs to, and how many of its layers are in memory."""
+    return divmod(value, num_layers + 1)

@@ -42,6 +42,7 @@ from pdx.messenger.fabric_hub import FabricHub, FabricLink
 from pdx.messenger.messages import Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.metrics.clock import now_ns
+from pdx.metrics.transfers import SendView
 from pdx.request.batch import PromptScores
 
 __all__ = ["PrefillLink", "PrefillLinkOwner"]
@@ -102,6 +103,10 @@ class PrefillLink:
     def num_open(self) -> int:
         """Transfers that are not done."""
         return self._side.num_open
+
+    def views(self) -> list[SendView]:
+        """Its transfers that are not done, for people who look."""
+        return self._side.views(self.peer, self.provider)
 
     def open_data_path(self, provider: Provider, peer_descriptor: bytes) -> bytes:
         """Open our endpoint, point it at the peer's, and return our descriptor.

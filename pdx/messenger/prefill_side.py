@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -48,6 +49,7 @@ from pdx.messenger.messages import (
     Reject,
 )
 from pdx.messenger.plan import SendCursor, TransferPlan
+from pdx.metrics.transfers import SendView
 from pdx.request.batch import ScoredToken
 
 __all__ = [
@@ -60,6 +62,14 @@ class _State(enum.Enum):
     OPEN = enum.auto()
     SEALED = enum.auto()
     CANCELLED = enum.auto()
+
+
+_SHOWN: dict[_State, Literal["queued", "open", "sealed", "cancelled"]] = {
+    _State.QUEUED: "queued",
+    _State.OPEN: "open",
+    _State.SEALED: "sealed",
+    _State.CANCELLED: "cancelled",
+}
 
 
 @dataclass(slots=True)
@@ -101,6 +111,21 @@ class PrefillSide:
     def num_open(self) -> int:
         """Transfers that are queued or not yet done."""
         return len(self._transfers)
+
+    def views(self, decoder: str, provider: str) -> list[SendView]:
+        """Those that are not done, for people who look."""
+        return [
+            SendView(
+                transfer_id=transfer_id,
+                state=_SHOWN[transfer.state],
+                decoder=decoder,
+                provider=provider,
+                num_tokens=len(transfer.prefill.token_ids),
+                num_armed=transfer.chunks[-1].end_position if transfer.chunks else 0,
+                atoms=transfer.prefill.atoms,
+            )
+            for transfer_id, transfer in self._transfers.items()
+        ]
 
     def on_message(self, message: ControlMessage) -> list[PrefillAction]:
         """A message of the decoder.

@@ -1,4 +1,6 @@
-"""A decoder's transfers as it tells of them: those under way, and the last ones."""
+"""A node's transfers as it tells of them: a decoder's under way and its last ones, a prefiller's
+under way.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-__all__ = ["TransferState", "TransferView", "Transfers"]
+__all__ = [
+    "NodeTransfers",
+    "RankProgress",
+    "SendView",
+    "Sends",
+    "TransferState",
+    "TransferView",
+    "Transfers",
+]
 
 #: What has become of a transfer: writes are landing; all have; its client has left; the prefiller
 #: refused it; it, or its link, failed.
@@ -38,10 +48,44 @@ class TransferView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Transfers(msgspec.Struct, frozen=True, kw_only=True):
-    """Oldest first."""
+class Transfers(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="decoder"):
+    """A decoder's, oldest first."""
 
     #: Not settled yet.
     live: list[TransferView]
     #: The last ones that are.
     recent: list[TransferView]
+
+
+class SendView(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt's KV cache on its way out of a prefiller."""
+
+    transfer_id: int
+    #: Waits for its first chunk; is computed and written; is written only; is dropped.
+    state: Literal["queued", "open", "sealed", "cancelled"]
+    #: Address of the decoder's end of the control link.
+    decoder: str
+    provider: str
+    num_tokens: int
+    #: Of these, tokens whose KV the passes so far have computed, the running one included.
+    num_armed: int
+    atoms: int
+
+
+class RankProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rank is in its latest pass."""
+
+    pass_idx: int
+    #: Layers whose KV is in memory; 0 between two passes.
+    layers_done: int
+    num_layers: int
+
+
+class Sends(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="prefiller"):
+    """A prefiller's, oldest first by link."""
+
+    ranks: list[RankProgress]
+    live: list[SendView]
+
+
+NodeTransfers = Transfers | Sends

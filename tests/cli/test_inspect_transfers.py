@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdx.metrics.transfers import Transfers, TransferView
+from pdx.metrics.transfers import RankProgress, Sends, SendView, Transfers, TransferView
 from tests.cli.scripted_server import ScriptedServer, scripted_server
 from tests.cli.terminal import ENV, terminal
 
@@ -84,3 +84,28 @@ def test_watch_needs_a_terminal(server: ScriptedServer) -> None:
     assert run.stderr == (
         "error: --watch draws on a terminal\n\nhint: leave it out to print once\n"
     )
+
+
+def test_a_prefillers_are_told_with_the_layer_that_it_is_at(server: ScriptedServer) -> None:
+    going_out = SendView(
+        transfer_id=17,
+        state="open",
+        decoder="10.0.0.2:40000",
+        provider="tcp",
+        num_tokens=2000,
+        num_armed=500,
+        atoms=400,
+    )
+    ranks = [RankProgress(pass_idx=9, layers_done=3, num_layers=30)]
+    server.pages[PATH] = msgspec.json.encode(Sends(ranks=ranks, live=[going_out]))
+    run = subprocess.run(
+        [sys.executable, "-m", "pdx", "inspect", "transfers", server.url],
+        env=os.environ | ENV,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert "going out; layer 3 of 30 of pass 9" in run.stdout
+    [row] = [line.split() for line in run.stdout.splitlines() if line.split()[:1] == ["17"]]
+    assert row == ["17", "open", "25%", "2000", "400", "10.0.0.2:40000", "tcp"]

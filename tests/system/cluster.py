@@ -13,7 +13,7 @@ from typing import Any
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.nodes import Call, Decoder, Prefiller, decoder, prefiller, wait_until
 
-__all__ = ["CHUNK", "NUM_PAGES", "PAGE", "Cluster"]
+__all__ = ["CHUNK", "LAYERS", "NUM_PAGES", "PAGE", "Cluster"]
 
 #: Small chunks, so that a prompt takes many passes and can be stopped between two of them.
 CHUNK, PAGE, LAYERS = 4, 16, 3

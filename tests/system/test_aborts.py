@@ -6,10 +6,11 @@ import random
 import signal
 import time
 
+import httpx
 import pytest
 
 from tests.oracle.transformers_oracle import Oracle
-from tests.system.cluster import NUM_PAGES, PAGE, Cluster
+from tests.system.cluster import LAYERS, NUM_PAGES, PAGE, Cluster
 from tests.system.nodes import wait_until
 from tests.system.prompts import prompt_of
 
@@ -29,6 +30,12 @@ def test_client_leaves_while_its_prompt_is_queued(
     first = cluster.call_with_stopped_rank(other, 8)
     second = node.call(prompt_of(tiny_prompt_ids, 90, shift=7), 8, stream=stream)
     node.wait_count("transfers_open", 2)
+    told = httpx.get(f"http://{cluster.prefiller.address}/pdx/transfers").json()
+    assert [(each["state"], each["num_tokens"]) for each in told["live"]] == [
+        ("open", 59),
+        ("queued", 89),
+    ]
+    assert told["ranks"][0]["num_layers"] == LAYERS
     second.leave()
     node.wait_count("aborted", aborted + 1)
     cluster.prefiller.wait_status(
