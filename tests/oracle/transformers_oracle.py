@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest.mock
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ class Oracle:
         return logits
 
     @torch.inference_mode()
+    def hidden_states(self, token_ids: list[int]) -> list[torch.Tensor]:
+        """[T, H] each: after the embedding, each layer but the last, and the final norm."""
+        out = self._model(torch.tensor([token_ids]), output_hidden_states=True)
+        return [state[0] for state in out.hidden_states]
+
+    @torch.inference_mode()
     def greedy(self, prompt: list[int], num_tokens: int) -> Continuation:
         """Continue without regard to EOS, one token a step over a cache."""
         token_ids: list[int] = []
@@ -72,3 +79,27 @@ class Oracle:
             gaps.append(float(best.values[0] - best.values[1]))
             step = token_ids[-1:]
         return Continuation(token_ids=token_ids, gaps=gaps)
+
+    def first_draft(self, prompt: list[int]) -> tuple[int, torch.Tensor]:
+        """The token after the prompt, and the logits [V] of the one that the layer behind the last
+        drafts to follow it.
+        """
+        from transformers.generation.candidate_generator import MTPCandidateGenerator
+
+        layer = self._model.config.num_hidden_layers
+        # It knows the layer by the number that it has in one model.
+        self._model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layer}\."]
+        drafted: list[torch.Tensor] = []
+        plain = MTPCandidateGenerator.get_candidates
+
+        def watched(generator: Any, *args: Any, **kwargs: Any) -> Any:
+            candidates = plain(generator, *args, **kwargs)
+            if candidates[1] is not None:
+                drafted.append(candidates[1][0, 0].float())
+            return candidates
+
+        with unittest.mock.patch.object(MTPCandidateGenerator, "get_candidates", watched):
+            ids = self._model.generate(
+                torch.tensor([prompt]), max_new_tokens=3, do_sample=False, use_mtp=True
+            )
+        return int(ids[0, len(prompt)]), drafted[0]
