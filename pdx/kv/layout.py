@@ -92,14 +92,14 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: int
     #: Of the model. Fewer than ranks: groups of ranks hold the same head.
     num_kv_heads: int
-    #: What each rank's memory begins at a multiple of: a page of the operating system, or a GPU's
-    #: granularity.
+    #: What each rank's memory begins at a multiple of: a (huge) page of the operating system, or a
+    #: GPU's granularity.
     alignment: int = mmap.PAGESIZE
     dp_size: int = 1
 
     @property
     def rank_stride_bytes(self) -> int:
-        """From one rank's memory to the next one's; what a rank allocates."""
+        """From one rank's memory to the next one's."""
         return -(-self.rank.total_bytes // self.alignment) * self.alignment
 
     @property

@@ -80,7 +80,7 @@ def _map_kv(ranks: Sequence[RankDescriptors], layout: NodeLayout, undo: ExitStac
     """Map all ranks' KV side by side, until ``undo``; returns the address of the first."""
     stride = layout.rank_stride_bytes
     if ranks[0].cuda_device is None:
-        host = _HostRange(layout.tp_size * stride)
+        host = _HostRange(layout.tp_size * stride, layout.alignment)
         undo.callback(host.close)
         for rank_idx, rank in enumerate(ranks):
             host.map_shared(rank_idx * stride, rank.kv_fd, layout.rank.total_bytes)
@@ -98,10 +98,11 @@ class _HostRange:
     GpuRange is to GPUs.
     """
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, alignment: int) -> None:
         # Reserves the addresses; closing it unmaps whatever was mapped over it.
-        self._reserved = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.address = _address(self._reserved)
+        length = num_bytes + alignment
+        self._reserved = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.address = -(-_address(self._reserved) // alignment) * alignment
 
     def map_shared(self, offset: int, fd: int, num_bytes: int) -> None:
         """Map a file that a rank has made; the descriptor stays the caller's.

@@ -20,6 +20,10 @@ from pdx.kv.progress import PROGRESS_BYTES
 
 __all__ = ["ExportedKv", "SharedMemory", "export_kv", "export_progress", "kv_tensor"]
 
+#: Of x86-64, and of aarch64 with its usual pages: what a memory must begin at a multiple of to lie
+#: in huge ones.
+_HUGE_PAGE_BYTES = 2 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemory:
@@ -46,8 +50,8 @@ class ExportedKv:
     fd: int
     #: The GPU whose memory it is; None: the host's.
     cuda_device: int | None = None
-    #: What its size was rounded up to a multiple of.
-    alignment: int = mmap.PAGESIZE
+    #: What the primary should let each rank's memory begin at a multiple of.
+    alignment: int
 
 
 def kv_tensor(buffer: mmap.mmap | bytearray, layout: KvLayout, dtype: torch.dtype) -> Tensor:
@@ -83,7 +87,8 @@ def export_kv(
         memory = SharedMemory.create("pdx-kv", layout.total_bytes)
         with contextlib.suppress(OSError):  # a kernel without them
             memory.mapping.madvise(mmap.MADV_HUGEPAGE)
-        exported, kv = ExportedKv(fd=memory.fd), kv_tensor(memory.mapping, layout, dtype)
+        exported = ExportedKv(fd=memory.fd, alignment=_HUGE_PAGE_BYTES)
+        kv = kv_tensor(memory.mapping, layout, dtype)
     if poison:
         kv.fill_(float("nan"))
     return exported, kv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -50,3 +51,28 @@ def test_both_sides_ask_for_huge_pages() -> None:
         memory.close()
         os.close(kv.fd)
         os.close(progress.fd)
+
+
+def test_each_ranks_memory_begins_where_a_huge_page_can() -> None:
+    rank = KvLayout(
+        num_layers=1, num_kv_heads=1, head_dim=16, page_size=16, num_pages=3, itemsize=4
+    )
+    exports = [export_kv(rank, torch.float32, torch.device("cpu"), poison=False) for _ in range(2)]
+    alignment = exports[0][0].alignment
+    layout = NodeLayout(rank=rank, tp_size=2, num_kv_heads=2, alignment=alignment)
+    assert alignment == layout.rank_stride_bytes == 2 << 20
+    descriptors = []
+    for kv, pages in exports:
+        progress, eventfd, _ = export_progress()
+        pages.fill_(len(descriptors) + 1)
+        descriptors.append(
+            RankDescriptors(kv_fd=kv.fd, progress_fd=progress.fd, progress_eventfd=eventfd)
+        )
+    memory = NodeMemory(descriptors, layout)
+    try:
+        assert memory.kv_address % alignment == 0
+        for rank_idx in range(2):
+            address = memory.kv_address + layout.rank_offset_bytes(0, rank_idx)
+            assert ctypes.c_float.from_address(address).value == rank_idx + 1
+    finally:
+        memory.close()
