@@ -48,6 +48,7 @@ __all__ = ["DecodeNode"]
 logger = logging.getLogger(__name__)
 #: Between two looks at requests that wait for a prefiller.
 _WAIT_STEP_S = 0.2
+_NOBODY = "no prefiller is connected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,8 @@ class DecodeNode:
         self._loop.wake()
 
     def _give_up(self, request: DecodeRequest) -> None:
-        error = CapacityError("no prefiller is connected", hint=self.peers.status)
+        reason = "too many prompts fail at the prefillers" if self.peers.links else _NOBODY
+        error = CapacityError(reason, hint=self.peers.status)
         self._bridge.fail(request.request_id, request.last_error or error)
 
     def _prefill_here(self, request: DecodeRequest) -> None:

@@ -109,10 +109,11 @@ def test_a3_one_ranks_failed_write_waits_for_the_others_writes(
     tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     long, short = prompt_of(tiny_prompt_ids, 100), prompt_of(tiny_prompt_ids, 40)
+    options = ["--pages", "20", REMOTE, "--breaker-rate", "2"]
     fault = "fail-post@page9"  # of the fourteen that two ranks post; the first rank's are all
     with (
         prefiller(tiny_llama, tmp_path / "p.log", "--tp", "2", PDX_FAULT=fault) as source,
-        decoder(source.address, tmp_path / "d.log", "--pages", "20", REMOTE) as node,
+        decoder(source.address, tmp_path / "d.log", *options) as node,
     ):
         for _ in range(3):
             failed = node.call(long, 8)

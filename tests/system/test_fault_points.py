@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.transformers_oracle import Oracle
-from tests.system.nodes import decoder, prefiller, run_to_end
+from tests.system.nodes import decoder, prefiller, run_to_end, wait_until
 from tests.system.prompts import prompt_of
 
 PAGE = 16
@@ -127,4 +127,32 @@ def test_a_prefiller_without_a_heartbeat_is_left_and_tried_again(
         node.wait_count("links_lost", 2, timeout_s=20)
         assert "no beat" in node.stderr()
         assert tiny_oracle.greedy(prompt, 16).agrees_with(node.complete(prompt, 16))
+        node.wait_clean()
+
+
+@pytest.mark.slow
+def test_c2_a_breaker_opens_prompts_run_here_and_a_probe_heals_it(
+    tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    wanted = tiny_oracle.greedy(prompt, 8)
+    fault = "reject-prefill@5"
+    options = [*KV, "--breaker-pause", "1"]
+    with (
+        prefiller(tiny_llama, tmp_path / "p.log", *KV, PDX_FAULT=fault) as source,
+        decoder(source.address, tmp_path / "d.log", *options) as node,
+    ):
+        for _ in range(5):
+            assert wanted.agrees_with(node.complete(prompt, 8))
+        node.wait_count("breakers_opened", 1)
+        assert node.counts()["prefills_here"] == node.counts()["prefills_retried"] == 5
+
+        def is_healed() -> bool:
+            answer = node.post(prompt, 8).json()
+            assert wanted.agrees_with(answer["choices"][0]["token_ids"])
+            return node.timeline(answer["id"])["prefiller"] == source.address
+
+        wait_until(is_healed, timeout_s=10, what="a probe has gone there")
+        assert is_healed()
+        assert node.counts()["links_lost"] == 0
         node.wait_clean()
