@@ -13,7 +13,6 @@ import itertools
 import logging
 import secrets
 from collections import abc
-from dataclasses import dataclass
 
 from pdx.config.node import RecoveryConfig, ServerConfig
 from pdx.engine.decode_request import DecodeRequest
@@ -49,13 +48,6 @@ logger = logging.getLogger(__name__)
 #: Between two looks at requests that wait for a prefiller.
 _WAIT_STEP_S = 0.2
 _NOBODY = "no prefiller is connected"
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    request_id: int
-    lease_id: int
-    link: DecodeLink
 
 
 class DecodeNode:
@@ -99,7 +91,8 @@ class DecodeNode:
         self._policy = recovery or RecoveryConfig()
         self.peers = Peers([self._connector(address) for address in peers], self._policy)
         self._bridge = FrontendBridge(loaded, self.scheduler, self, trace, frontend)
-        self._transfers: dict[int, _Transfer] = {}
+        #: Leases of transfers that are not settled.
+        self._transfers: dict[int, int] = {}
         self._waking: asyncio.TimerHandle | None = None
         self._log = TransferLog()
         self._next_transfer_id = itertools.count(1)
@@ -174,9 +167,10 @@ class DecodeNode:
             return
         assert request.prefiller_idx is not None
         self.peers.aborted(request.prefiller_idx)
-        if (transfer := self._transfers.get(transfer_id)) is not None:
-            self._log.cancelled(transfer_id)
-            transfer.link.cancel(transfer_id)
+        assert request.link is not None
+        self._log.cancelled(transfer_id)
+        # Also of one that is settled: the prompt's scores may still be on their way.
+        request.link.cancel(transfer_id)
 
     def wake(self) -> None:
         self._loop.wake()
@@ -285,7 +279,7 @@ class DecodeNode:
         first = sequence.num_cached
         pages = self._pool.page_indices(lease_id)[: dst.rank.num_pages_for(num_tokens)]
         transfer_id = next(self._next_transfer_id)
-        self._transfers[transfer_id] = _Transfer(sequence.request_id, lease_id, link)
+        self._transfers[transfer_id] = lease_id
         self._pool.hold(lease_id, Use.REMOTE_WRITE)
         num_bytes = transfer_bytes(src, dst, first, num_tokens)
         request.dispatch(transfer_id, idx, link, num_bytes)
@@ -314,10 +308,10 @@ class DecodeNode:
     # ---- DecodeLinkOwner ------------------------------------------------------------------
 
     def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
-        transfer = self._transfers.pop(transfer_id)
+        lease_id = self._transfers.pop(transfer_id)
         self.peers.over(transfer_id)
         self._log.settled(transfer_id, proof)
-        self._pool.drop(transfer.lease_id, Use.REMOTE_WRITE, proof)
+        self._pool.drop(lease_id, Use.REMOTE_WRITE, proof)
         self._loop.wake()
 
     def prefix_found(self, link: DecodeLink, transfer_id: int, num_tokens: int) -> None:

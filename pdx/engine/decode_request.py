@@ -34,8 +34,9 @@ class DecodeRequest:
     arrival_s: float = field(default_factory=now_s)
     #: Tokens of the prompt that a prefix cache held, here or on the prefiller.
     num_cached: int = 0
-    #: The transfer that runs now.
+    #: The transfer that runs now, and its link.
     transfer_id: int | None = None
+    link: DecodeLink | None = None
     #: The last transfer that was complete.
     arrived_transfer_id: int | None = None
     prefiller: str | None = None
@@ -84,7 +85,7 @@ class DecodeRequest:
         self, transfer_id: int, prefiller_idx: int, link: DecodeLink, num_bytes: int
     ) -> None:
         """A prefiller is asked for the KV cache."""
-        self.transfer_id = transfer_id
+        self.transfer_id, self.link = transfer_id, link
         self.prefiller_idx = prefiller_idx
         self.asked_bytes = num_bytes
         self.waiting_since_s = None
@@ -96,7 +97,7 @@ class DecodeRequest:
     def on_lost(self, error: RequestError) -> None:
         """The KV cache will not come from whoever was asked."""
         assert self.prefiller_idx is not None
-        self.transfer_id = None
+        self.transfer_id = self.link = None
         self.prefiller = self.provider = None
         self.failed_prefillers.append(self.prefiller_idx)
         self.last_error = error
@@ -118,6 +119,7 @@ class DecodeRequest:
     def on_ready(self) -> None:
         """The request starts."""
         self.arrived_transfer_id, self.transfer_id = self.transfer_id, None
+        self.link = None
 
     def take_prompt_logprobs(self) -> list[ScoredToken]:
         """The prompt's scores, once: they go out with the first tokens."""

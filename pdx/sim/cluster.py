@@ -23,7 +23,6 @@ from pdx.fabric.simulated import SimulatedFabric, SimulatedNetwork
 from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
 from pdx.messenger.control import Address
 from pdx.messenger.handshake import FabricChoice
-from pdx.messenger.slots import SlotTable
 from pdx.request.stream import NodeStatus
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 from pdx.sim.clients import SimulatedFrontend
@@ -31,7 +30,7 @@ from pdx.sim.loop import Process, VirtualLoop
 from pdx.sim.model import VOCAB_SIZE, SimulatedModel
 from pdx.sim.ranks import PassTimes, SimulatedMemory, SimulatedRanks
 from pdx.sim.scenario import NodeShape, Scenario
-from pdx.sim.watch import Watch, WatchedPool
+from pdx.sim.watch import Watch, WatchedPool, WatchedSlots
 from pdx.sim.wire import ControlNetwork, Listener
 
 __all__ = ["ClockOfLoop", "Room", "RunningNode", "host_of"]
@@ -72,6 +71,8 @@ class Room:
     model: SimulatedModel
     #: Told of a broken invariant and of what broke it.
     broken: Callable[[str, str], None]
+    #: Told of a decoder's slot that is taken again, and its generation before.
+    on_slot_reused: Callable[[str, int, int], None]
 
 
 class _Fabric(SimulatedFabric):
@@ -140,6 +141,14 @@ class RunningNode:
             return self.decoder.status().counts
         return {} if self.prefiller is None else self.prefiller.status()
 
+    def links_down(self) -> int:
+        """How many of its links have ended."""
+        workers = self._room.network.node(self.name).workers
+        return sum(
+            worker.counters.get("links_down", 0) + worker.counters.get("links_fenced", 0)
+            for worker in workers
+        )
+
     async def stop(self) -> None:
         """End it on purpose."""
         if self.node is not None:
@@ -166,9 +175,8 @@ class RunningNode:
 
     async def _decode(self, loaded: LoadedModel) -> None:
         scenario = self._room.scenario
-        bits = scenario.slot_bits
         self.frontend = SimulatedFrontend(lambda: self._room.loop.now_ns, self._on_status)
-        sizes = {"num_slots": 1 << bits, "num_generations": 1 << bits}
+        assert self.watch is not None
         node = DecodeNode(
             loaded,
             model_name="simulated",
@@ -177,12 +185,15 @@ class RunningNode:
             local_below=self._shape.local_below,
             opener=self._open_fabric,
             frontend=self.frontend,
-            slots=SlotTable(**sizes, num_free_kept=0 if bits == 2 else 256),
+            slots=WatchedSlots(scenario.slot_bits, self.watch, self._on_slot_reused),
         )
         self.node = node
         await node.peers.connect_any(_PATIENCE_S, lambda _: None)
         await node.start_frontend(ServerConfig())
         await node.run()
+
+    def _on_slot_reused(self, slot: int, before: int) -> None:
+        self._room.on_slot_reused(self.name, slot, before)
 
     def _choice(self) -> FabricChoice:
         return "shm" if self._room.scenario.provider == "shm" else "tcp"

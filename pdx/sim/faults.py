@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
+from pdx.fabric.simulated import Imm
 from pdx.sim.scenario import Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -20,9 +22,14 @@ class FaultDriver:
 
     def __init__(self, history: History) -> None:
         self._history = history
+        self._rng = random.Random(f"{history.scenario.seed}/faults")
+        #: Faults under way that let immediates stray.
+        self._num_stray = 0
 
     def begin(self, fault: Fault) -> None:
         """A fault's time has come."""
+        if fault.kind is not FaultKind.ABORT:
+            self._history.end_calm()
         self._history.note("fault", str(fault))
         end = self._begin(fault)
         if end is not None:
@@ -60,6 +67,8 @@ class FaultDriver:
                 network.reset(fault.target, fault.other)
             case FaultKind.HANGUP:
                 history.control.hang_up(fault.target, fault.other, half=fault.strength < 0.5)
+            case FaultKind.STRAY:
+                return self._let_stray()
             case FaultKind.ABORT:
                 self._abort(int(fault.target))
             case FaultKind.PAGES:
@@ -146,6 +155,27 @@ class FaultDriver:
             network.conditions = replace(network.conditions, **normal)
 
         return restore
+
+    def _let_stray(self) -> Callable[[], None]:
+        self._num_stray += 1
+
+        def enough() -> None:
+            self._num_stray -= 1
+
+        return enough
+
+    def on_slot_reused(self, node: str, slot: int, before: int) -> None:
+        """A transfer begins in a slot that had another generation before."""
+        if self._num_stray:
+            loop = self._history.loop
+            delay_ns = self._rng.randrange(3_000_000)
+            loop.call_at_ns(loop.now_ns + delay_ns, self._stray, node, Imm(slot, before, 1))
+
+    def _stray(self, node: str, imm: Imm) -> None:
+        for worker in self._history.network.node(node).workers:
+            self._history.note(node, f"a stray immediate comes: {imm}")
+            if not worker.slots.credit(imm, self._history.loop.now_ns):
+                worker.count("stale_imms")
 
     def _abort(self, number: int) -> None:
         client = self._history.clients.get(number)

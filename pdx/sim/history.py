@@ -25,6 +25,7 @@ _CONTROL_DELAY_NS = (20_000, 400_000)
 _BOUND_NS = 40_000_000_000
 #: When all have ended, everything comes to rest in this time.
 _REST_NS = 30_000_000_000
+_QUIET_NS = 500_000_000
 _START_NS = 50_000_000
 #: Fields of messages that differ from process to process.
 _NOT_THE_SEEDS = frozenset({"node", "pid", "host"})
@@ -84,6 +85,7 @@ class History:
                 context_len=scenario.context_len,
             ),
             broken=self.on_broken,
+            on_slot_reused=self._on_slot_reused,
         )
         #: The living node of each name.
         self.nodes: dict[str, RunningNode] = {}
@@ -96,6 +98,8 @@ class History:
         self._lives: Counter[str] = Counter()
         self._processes: list[Process] = []
         self._faults = FaultDriver(self)
+        #: No fault has begun that could do harm.
+        self._calm = True
         self._num_open = len(self.clients)
 
     # ---- running --------------------------------------------------------------------------
@@ -130,12 +134,16 @@ class History:
                     "bounded", f"{client.name} has not ended {_BOUND_NS / 1e9:g} s after"
                 )
         self._check()
+        self.end_calm()
         deadline_ns = self.loop.now_ns + _REST_NS
         self.loop.run_until(deadline_ns, lambda: self.broken is not None or not self._unrest())
         self._check()
         unrest = self._unrest()
         if unrest:
             self.on_broken("at-rest", unrest)
+        self._check()
+        # Whoever is at rest does nothing, too.
+        self.loop.run_until(self.loop.now_ns + _QUIET_NS, self._stopped)
         self._check()
 
     def _check(self) -> None:
@@ -170,6 +178,24 @@ class History:
         frontend = running.frontend
         listens = frontend is not None and frontend.open and not running.process.dead
         client.submit(frontend if listens else None, self.loop.now_ns)
+
+    def _on_slot_reused(self, node: str, slot: int, before: int) -> None:
+        self._faults.on_slot_reused(node, slot, before)
+
+    def end_calm(self) -> None:
+        """The first fault begins, or all has ended without one."""
+        if not self._calm:
+            return
+        self._calm = False
+        for running in self.nodes.values():
+            if running.decoder is not None:
+                counts = running.decoder.status().counts
+                if counts["imms_stale"]:
+                    self.on_broken(
+                        "calm", f"{running.name}: {counts['imms_stale']} immediates are stale"
+                    )
+            if running.links_down():
+                self.on_broken("calm", f"{running.name} has lost a link")
 
     # ---- nodes come and go ----------------------------------------------------------------
 
@@ -209,7 +235,7 @@ class History:
             self.note("BROKEN", f"{invariant}: {detail}")
             self.broken = BrokenInvariant(invariant, detail)
 
-    def _on_error(self, process: Process | None, what: str, error: Exception | None) -> None:
+    def _on_error(self, process: Process | None, what: str) -> None:
         who = "the room" if process is None else process.name
         self.on_broken("no-crash", f"{who}: {what}")
 

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["Process", "VirtualLoop", "current_process"]
 
 _FIRST_FD = 1 << 20
+#: Some clean up after the first, and wait again.
+_CANCELS = 4
 #: More callbacks at one moment are a loop that never waits.
-_MOST_STEPS_AT_ONCE = 200_000
+_MOST_STEPS_AT_ONCE = 100_000
 _Ts = TypeVarTuple("_Ts")
 
 
@@ -101,7 +103,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         on_error: told of exceptions that nobody handled, with the process they happened in.
     """
 
-    def __init__(self, on_error: Callable[[Process | None, str, Exception | None], None]) -> None:
+    def __init__(self, on_error: Callable[[Process | None, str], None]) -> None:
         self.control: ControlNetwork | None = None
         #: Callbacks so far.
         self.num_steps = 0
@@ -131,14 +133,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def dispose(self, processes: list[Process]) -> None:
         """End all tasks of processes, dead ones too, and close the loop."""
-        tasks = [task for process in processes for task in process.tasks if not task.done()]
         for process in processes:
             process.dead = process.paused = False
             self._ready.extend(process.backlog)
         with self._as_running():
-            for task in tasks:
-                task.cancel()
-            self._run_some(200_000, self._now_ns + 10_000_000_000)
+            for _ in range(_CANCELS):
+                tasks = [task for each in processes for task in each.tasks if not task.done()]
+                for task in tasks:
+                    task.cancel()
+                if tasks:
+                    self._run_some(20_000, self._now_ns + 3_000_000_000)
         if self.control is not None:
             self.control.is_over = True
         self._ready.clear()
@@ -182,11 +186,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._running = process
         if self.num_steps - self._steps_before > _MOST_STEPS_AT_ONCE:
             self._steps_before = self.num_steps
-            self._on_error(process, f"it runs without end: {handle.callback}", None)
+            self._on_error(process, "it runs without end")
         try:
             handle.context.run(handle.callback, *handle.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except asyncio.CancelledError:
+            pass  # of a task whose end a callback looked at
         except Exception as error:  # noqa: BLE001 - the edge of a simulated process
-            self._on_error(process, f"a callback failed: {error!r}", error)
+            self._on_error(process, f"a callback failed: {error!r}")
 
     def pause(self, process: Process) -> None:
         """SIGSTOP."""
@@ -277,9 +285,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        known = error if isinstance(error, Exception) else None
-        self._on_error(self._running, f"{context.get('message')}: {error!r}", known)
+        self._on_error(self._running, f"{context.get('message')}: {context.get('exception')!r}")
 
     # ---- readers and connections ----------------------------------------------------------
 

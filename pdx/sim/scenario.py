@@ -51,6 +51,8 @@ class FaultKind(enum.StrEnum):
     RESET = "reset"
     #: A control connection is reset, at both ends or at one.
     HANGUP = "hangup"
+    #: An immediate of a slot's last transfer comes while the next one is under way.
+    STRAY = "stray"
     #: A client leaves.
     ABORT = "abort"
     #: Nodes have few pages, so that requests wait, grow into each other and are preempted.

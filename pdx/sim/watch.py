@@ -13,9 +13,11 @@ Whatever the network, the nodes and the clients do:
                   attended to a stale, foreign or missing page.
 ``one-end``       A request ends exactly once.
 ``bounded``       It ends within a bound after its submission, or after the last fault is over.
-``slots``         Slots taken are transfers open, at every look at a node's status.
+``slots``         Slots taken are transfers open, at every look at a node's status; a slot's next
+                  transfer has another generation.
 ``at-rest``       When all requests have ended, every page is free or cached, every slot free, no
                   transfer is open, on every living node.
+``calm``          Until the first fault no link ends, and no immediate is stale.
 ``no-crash``      No node ends by itself or runs without ever waiting, no callback and no task fails
                   with what nobody expected.
 
@@ -31,8 +33,9 @@ from dataclasses import dataclass
 from pdx.fabric.simulated import Landing, SimulatedNetwork
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import PagePool, Proof, Use
+from pdx.messenger.slots import SlotTable
 
-__all__ = ["INVARIANTS", "BrokenInvariant", "Watch", "WatchedPool"]
+__all__ = ["INVARIANTS", "BrokenInvariant", "Watch", "WatchedPool", "WatchedSlots"]
 
 INVARIANTS = (
     "page-sums",
@@ -44,6 +47,7 @@ INVARIANTS = (
     "bounded",
     "slots",
     "at-rest",
+    "calm",
     "no-crash",
 )
 
@@ -158,3 +162,34 @@ class WatchedPool(PagePool):
             self.counts()
         except AssertionError as error:
             self._watch.broken("page-sums", f"{self._watch.node}: {error}")
+
+
+class WatchedSlots(SlotTable):
+    """The real table with fields of a few bits, watched.
+
+    Args:
+        bits: of a slot and of a generation.
+        on_reused: told of a slot that is taken again, and its generation before.
+    """
+
+    def __init__(self, bits: int, watch: Watch, on_reused: Callable[[int, int], None]) -> None:
+        size = 1 << bits
+        super().__init__(num_slots=size, num_generations=size, num_free_kept=min(256, size // 16))
+        self._watch = watch
+        self._on_reused = on_reused
+        self._before: dict[int, int] = {}
+
+    def take(self) -> tuple[int, int] | None:
+        pair = super().take()
+        if pair is None:
+            return None
+        slot, generation = pair
+        before = self._before.get(slot)
+        self._before[slot] = generation
+        if before is not None:
+            if before == generation:
+                self._watch.broken(
+                    "slots", f"{self._watch.node}: pair {slot}.{generation} is taken twice in turn"
+                )
+            self._on_reused(slot, before)
+        return pair
