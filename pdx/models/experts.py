@@ -23,18 +23,25 @@ class Experts(nn.Module):
     def __init__(self, hidden_size: int, config: ExpertsConfig, ops: Ops, tp: TpGroup) -> None:
         super().__init__()
         self._ops = ops
-        num, whole = config.num_experts, config.inner_size
-        part = even_shard(whole, tp)
+        self._config = config
+        self._part = part = even_shard(config.inner_size, tp)
+        num = config.num_experts
         self.gate_up_proj = nn.Parameter(
             torch.empty(num, 2 * part.size, hidden_size), requires_grad=False
         )
         self.down_proj = nn.Parameter(torch.empty(num, hidden_size, part.size), requires_grad=False)
+
+    @property
+    def stored(self) -> dict[str, tuple[tuple[StoredPart, ...], ...]]:
+        """The weight table, tens of thousands of parts in a large model: made when it is read."""
+        num, whole, part = self._config.num_experts, self._config.inner_size, self._part
+        hidden_size = self.down_proj.shape[1]
         ours, every = slice(part.start, part.stop), slice(None)
         gate, up = slice(0, part.size), slice(part.size, 2 * part.size)
         up_ours = slice(whole + part.start, whole + part.stop)
         fused_up, fused_down = (num, 2 * whole, hidden_size), (num, hidden_size, whole)
         one_up, one_down = (whole, hidden_size), (hidden_size, whole)
-        self.stored = {
+        return {
             "gate_up_proj": (
                 tuple(
                     StoredPart(f"{expert}.{name}.weight", one_up, (ours,), (expert, place))

@@ -123,7 +123,7 @@ def _scales_of(
     """By name of each float8 tensor that is wanted, that of its scales."""
     if quantization is None:
         return {}
-    names = {part.name for own in parts.values() for part in own}
+    names = dict.fromkeys(part.name for own in parts.values() for part in own)
     return {
         name: name + SCALE_SUFFIX
         for name in names

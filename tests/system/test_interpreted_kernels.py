@@ -12,22 +12,32 @@ from tests.system.prompts import prompt_of
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [1, 17, 130])
+@pytest.mark.parametrize(
+    ("model", "oracle", "length"),
+    [
+        *(("tiny_llama", "tiny_oracle", length) for length in (1, 17, 130)),
+        ("tiny_qwen3_moe", "qwen3_moe_oracle", 70),
+        ("tiny_deepseek", "deepseek_oracle", 70),
+    ],
+)
 def test_tokens_are_the_oracles(
-    tiny_llama: Path,
-    tiny_oracle: Oracle,
+    model: str,
+    oracle: str,
     tiny_prompt_ids: list[int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     length: int,
+    request: pytest.FixtureRequest,
 ) -> None:
+    folder: Path = request.getfixturevalue(model)
+    expected: Oracle = request.getfixturevalue(oracle)
     monkeypatch.setenv("PDX_KERNELS", "interpret")
     fabric = ["--fabric", "tcp", "--kv-memory", "16M"]
     prompt = prompt_of(tiny_prompt_ids, length)
     with (
-        prefiller(tiny_llama, tmp_path / "prefill.log", *fabric) as prefill_node,
+        prefiller(folder, tmp_path / "prefill.log", *fabric) as prefill_node,
         decoder(prefill_node.address, tmp_path / "decode.log", *fabric) as decode_node,
     ):
         tokens = decode_node.complete(prompt, 8)
         decode_node.wait_clean()
-    assert tiny_oracle.greedy(prompt, 8).agrees_with(tokens)
+    assert expected.greedy(prompt, 8).agrees_with(tokens)

@@ -22,20 +22,18 @@ LENGTHS = [1, PAGE + 1, CHUNK - 1, CHUNK, CHUNK + 1, 170]
 
 @dataclass(frozen=True)
 class Served:
-    """A family's decoder and prefiller of so many ranks, and its judge."""
+    """A family's decoder, and its judge."""
 
-    family: str
     folder: Path
     oracle: Oracle
     decoder: Decoder
-    prefill_tp: int
 
 
 @contextmanager
 def served(
     family: str, prefill_tp: int, decode_tp: int, request: pytest.FixtureRequest, logs: Path
 ) -> Iterator[Served]:
-    """A pair over shm."""
+    """A pair over shm, of so many ranks each."""
     folder: Path = request.getfixturevalue(f"tiny_{family}")
     oracle: Oracle = request.getfixturevalue(f"{family}_oracle")
     options = ["--fabric", "shm", "--kv-memory", "16M", "--tp"]
@@ -43,7 +41,7 @@ def served(
         prefiller(folder, logs / "prefill.log", *options, str(prefill_tp)) as prefill_node,
         decoder(prefill_node.address, logs / "decode.log", *options, str(decode_tp)) as decode_node,
     ):
-        yield Served(family, folder, oracle, decode_node, prefill_tp)
+        yield Served(folder, oracle, decode_node)
 
 
 def check_lengths(pair: Served, prompt_ids: list[int]) -> None:
@@ -82,7 +80,6 @@ def test_tokens_equal_the_colocated_engine(pair: Served, tiny_prompt_ids: list[i
         "--page-size": str(PAGE),
         "--kv-memory": "16M",
         "--threads": "1",
-        "--tp": str(pair.prefill_tp),
     }
     flags = [word for option in options.items() for word in option]
     printed = subprocess.run(
