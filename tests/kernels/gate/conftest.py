@@ -12,6 +12,20 @@ import pytest
 _RESULTS = Path(__file__).parents[3] / "pdx" / "kernels" / "compiled.json"
 
 
+#: What differs from the records under another Triton than theirs: told, not asserted.
+OTHER_TRITON = pytest.StashKey[list[str]]()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    told = config.stash.get(OTHER_TRITON, [])
+    if told:
+        terminalreporter.section("figures that differ under this Triton")
+        for line in told:
+            terminalreporter.write_line(line)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everything", action="store_true", help="compile unchanged kernels too")
     parser.addoption("--write", action="store_true", help="record the results")
