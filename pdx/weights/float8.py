@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -23,8 +25,14 @@ def dequantised(
     whole = (*source, *[slice(None)] * (stored.ndim - len(source)))
     rows = _block_of_each(stored.shape[-2], whole[-2], blocks.num_rows)
     columns = _block_of_each(stored.shape[-1], whole[-1], blocks.num_columns)
-    of_part = scales[whole[:-2]].to(torch.float32)
-    return stored[source].to(torch.float32) * of_part[..., rows[:, None], columns]
+    of_part = scales[whole[:-2]].to(torch.float32)[..., columns]
+    values = stored[source].to(torch.float32)
+    # Block row by block row, in place: a scale for each value would be as large as the values.
+    begin = 0
+    for block, num_rows in sorted(Counter(rows.tolist()).items()):
+        values[..., begin : begin + num_rows, :] *= of_part[..., block, None, :]
+        begin += num_rows
+    return values
 
 
 def _block_of_each(size: int, part: slice, block_size: int) -> Tensor:
