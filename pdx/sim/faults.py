@@ -42,7 +42,7 @@ class FaultDriver:
 
     def _begin(self, fault: Fault) -> Callable[[], None] | None:
         """Do it; what ends it, if anything is to be ended."""
-        history, network = self._history, self._history.network
+        history = self._history
         match fault.kind:
             case FaultKind.KILL:
                 return self._kill(fault.target)
@@ -64,7 +64,7 @@ class FaultDriver:
             case FaultKind.REFUSE:
                 return self._conditions(refusal_rate=0.3 + 0.69 * fault.strength)
             case FaultKind.RESET:
-                network.reset(fault.target, fault.other)
+                self._reset(fault)
             case FaultKind.HANGUP:
                 history.control.hang_up(fault.target, fault.other, half=fault.strength < 0.5)
             case FaultKind.STRAY:
@@ -144,6 +144,19 @@ class FaultDriver:
 
         set_to(slowness)
         return partial(set_to, 1.0)
+
+    def _reset(self, fault: Fault) -> None:
+        """All that is reported failed arrives, or nothing of what is reported good, or a mix."""
+        lies = {0: (False, True, True), 1: (True, False, True)}
+        kind = lies.get(int(fault.strength * 4), (None, None, None))
+        lost, reported_failed, reconnects = kind
+        self._history.network.reset(
+            fault.target,
+            fault.other,
+            lost=lost,
+            reported_failed=reported_failed,
+            reconnects=reconnects,
+        )
 
     def _conditions(self, **changes: object) -> Callable[[], None]:
         network = self._history.network

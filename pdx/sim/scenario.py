@@ -248,7 +248,8 @@ def _draw_fault(
     if kind is FaultKind.ABORT and requests:
         request = rng.choice(requests)
         target = str(request.number)
-        at_ns = request.at_ns + int(rng.random() ** 2 * 100 * MILLISECOND_NS)
+        # From 10 us to 200 ms after it came, each step as likely.
+        at_ns = request.at_ns + int(10 ** rng.uniform(4, 8.3))
     # Short ones and ones that outlast every timeout.
     seconds = rng.choice((0.002, 0.02, 0.2, 1.0, 4.0))
     return Fault(

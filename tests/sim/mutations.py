@@ -65,6 +65,8 @@ def fence_by_key_only(patch: pytest.MonkeyPatch) -> None:
         endpoint.closed = True
         del network._endpoints[endpoint.name]
         endpoint.node.endpoints.remove(endpoint)
+        for callback in network._gone.pop(endpoint.name, []):
+            callback()
 
     def fence(self: Worker, link_id: int) -> None:
         network = self._network

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 from pdx.sim.scenario import FaultKind, ScenarioOptions
-from pdx.sim.search import run_history
+from pdx.sim.search import command_line, run_history
 
 
 @pytest.mark.parametrize("nodes", [(1, 1), (2, 1), (1, 2), (3, 2)])
@@ -27,9 +29,30 @@ def test_the_same_seed_is_the_same_history() -> None:
     assert first.lines != run_history(8, options, recorded=True).lines
 
 
+def check(seeds: range, options: ScenarioOptions) -> None:
+    for seed in seeds:
+        outcome = run_history(seed, options)
+        assert outcome.broken is None, f"{command_line(seed, options)}: {outcome.broken}"
+
+
+def test_a_fixed_corpus_of_histories_breaks_nothing() -> None:
+    check(range(60), ScenarioOptions())
+    check(range(20), ScenarioOptions(num_prefillers=1, num_decoders=2))
+
+
+def test_histories_of_the_day_break_nothing() -> None:
+    """Other seeds each day; a failure names the command that repeats it."""
+    first = datetime.datetime.now(datetime.UTC).date().toordinal() * 1000
+    check(range(first, first + 40), ScenarioOptions(num_prefillers=2, num_decoders=2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_thousands_of_histories_break_nothing() -> None:
+    check(range(10_000, 12_000), ScenarioOptions())
+
+
 @pytest.mark.parametrize("kind", list(FaultKind))
 def test_no_kind_of_fault_breaks_an_invariant(kind: FaultKind) -> None:
     options = ScenarioOptions(faults=(kind,))
-    for seed in range(3):
-        outcome = run_history(seed, options)
-        assert outcome.broken is None, f"pdx sim --seed {seed} --faults {kind}: {outcome.broken}"
+    check(range(3), options)
