@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +31,22 @@ class Served:
 
 @contextmanager
 def served(
-    family: str, prefill_tp: int, decode_tp: int, request: pytest.FixtureRequest, logs: Path
+    family: str,
+    prefill_tp: int,
+    decode_tp: int,
+    request: pytest.FixtureRequest,
+    logs: Path,
+    on_prefiller: Sequence[str] = (),
 ) -> Iterator[Served]:
     """A pair over shm, of so many ranks each."""
     folder: Path = request.getfixturevalue(f"tiny_{family}")
     oracle: Oracle = request.getfixturevalue(f"{family}_oracle")
-    options = ["--fabric", "shm", "--kv-memory", "16M", "--tp"]
+    common = ["--fabric", "shm", "--kv-memory", "16M"]
+    prefill = [*common, "--tp", str(prefill_tp), *on_prefiller]
+    decode = [*common, "--tp", str(decode_tp), "--page-size", str(PAGE)]
     with (
-        prefiller(folder, logs / "prefill.log", *options, str(prefill_tp)) as prefill_node,
-        decoder(prefill_node.address, logs / "decode.log", *options, str(decode_tp)) as decode_node,
+        prefiller(folder, logs / "prefill.log", *prefill) as prefill_node,
+        decoder(prefill_node.address, logs / "decode.log", *decode) as decode_node,
     ):
         yield Served(folder, oracle, decode_node)
 
@@ -114,4 +121,15 @@ def test_tokens_of_every_ratio_equal_transformers(
     tmp_path: Path,
 ) -> None:
     with served(family, prefill_tp, decode_tp, request, tmp_path) as started:
+        check_lengths(started, tiny_prompt_ids)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek"])
+def test_tokens_with_larger_pages_on_the_prefiller_equal_transformers(
+    family: str, request: pytest.FixtureRequest, tiny_prompt_ids: list[int], tmp_path: Path
+) -> None:
+    larger = ["--page-size", "64", "--chunk", "24"]
+    with served(family, 2, 2, request, tmp_path, larger) as started:
         check_lengths(started, tiny_prompt_ids)

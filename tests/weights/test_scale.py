@@ -90,3 +90,35 @@ def test_index_of_700_files_is_read_in_seconds_without_strays(tmp_path: Path) ->
     assert tensors.keys() == weight_map.keys()
     assert len(weight_files(tmp_path)) == 700
     assert sum(tensor.num_bytes for tensor in tensors.values()) == 91_000 * 2048 * 7168 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_deepseek_r1_in_full_size_is_checked_in_seconds(tmp_path: Path) -> None:
+    """All 92,000 tensors of 163 files, against what the model of its configuration wants."""
+    import torch
+
+    from pdx.config.model import ModelConfig
+    from pdx.errors import CheckpointError
+    from pdx.kernels.ops import REFERENCE_OPS
+    from pdx.models.registry import build_drafts, build_model
+    from pdx.weights.load import load_parameters
+
+    fields = json.loads((ROOT / "models" / "deepseek-r1" / "config.json").read_text())
+    num_bytes = write_hollow_checkpoint(tmp_path, fields, num_files=163)
+    assert 680e9 < num_bytes < 690e9
+    # One tensor more than there should be: all is checked before anything is loaded.
+    last = tmp_path / "model-00163-of-00163.safetensors"
+    stored = read_weight_headers(tmp_path)
+    tensors = {n: (t.dtype, t.shape) for n, t in stored.items() if t.path == last}
+    write_hollow_file(last, {**tensors, "model.layers.60.stray": ("BF16", (1,))})
+    config = ModelConfig.load(tmp_path)
+    started = time.process_time()
+    with torch.device("meta"):
+        model, drafts = build_model(config, REFERENCE_OPS), build_drafts(config, REFERENCE_OPS)
+    with pytest.raises(CheckpointError, match=r"config\.json: unused: model\.layers\.60\.stray$"):
+        load_parameters(
+            *(model, tmp_path, torch.bfloat16, lambda done, total: None, config.quantization),
+            left_on_disk=drafts,
+        )
+    assert time.process_time() - started < 30  # 2.5 s on an idle core
