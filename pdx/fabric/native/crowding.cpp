@@ -13,10 +13,9 @@ Crowding::~Crowding() {
 }
 
 bool Crowding::crowded(int64_t now_ns) {
-    if (opened_ && now_ns - looked_ns_ < kLookNs) return now_ns < crowded_until_ns_;
-    const bool first = !opened_;
+    const bool first = !looked_ns_;
+    if (!first && now_ns - looked_ns_ < kLookNs) return now_ns < crowded_until_ns_;
     if (first) fd_ = ::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-    opened_ = true;
     char text[96];
     const ssize_t len = fd_ < 0 ? -1 : ::pread(fd_, text, sizeof text - 1, 0);
     uint64_t waited_ns = 0;

@@ -14,14 +14,14 @@ class Crowding {
     Crowding(const Crowding&) = delete;
     Crowding& operator=(const Crowding&) = delete;
 
-    // The thread waited for more than a fiftieth of the time between two looks, less than kMemoryNs ago; or nobody can
-    // tell. Looks once in kLookNs at most (a look takes about a microsecond).
+    // The thread waited for more than a tenth of the time between two looks, less than kMemoryNs ago; or nobody can
+    // tell. Looks once in kLookNs at most (a look takes about a microsecond): over a shorter time, the program's own
+    // main thread that takes an event would count as a crowd.
     bool crowded(int64_t now_ns);
 
   private:
-    static constexpr int64_t kLookNs = 1'000'000, kMemoryNs = 100'000'000, kShare = 50;
+    static constexpr int64_t kLookNs = 10'000'000, kMemoryNs = 100'000'000, kShare = 10;
     int fd_ = -1;
-    bool opened_ = false;
     int64_t looked_ns_ = 0, crowded_until_ns_ = 0;
     uint64_t waited_ns_ = 0;
 };

@@ -80,6 +80,7 @@ class Worker {
     uint32_t num_connecting_ = 0;
     uint32_t writes_in_flight_ = 0;
     int64_t last_active_ns_ = 0, last_tend_ns_ = 0, next_beat_ns_ = 0;
+    int64_t usual_gap_ns_ = 0;  // the longest of late between two activities
     int64_t nap_ns_ = 0;
     Crowding crowding_;
     std::thread thread_;
@@ -94,6 +95,7 @@ class Worker {
     void settle(Transfer& transfer);
     void fence(LinkId id);
     bool waiting() const;
+    void note_gap(int64_t gap_ns);
     void spin();
     void idle(int64_t now);
 
