@@ -25,19 +25,10 @@ def check_greedy_text(folder: Path, oracle: Oracle, prompt: list[int], num_token
     assert oracle.greedy(prompt, num_tokens).agrees_with([token.token_id for token in tokens])
 
 
-@pytest.mark.parametrize(
-    ("model", "oracle", "length"),
-    [("tiny_llama", "tiny_oracle", 68), ("tiny_deepseek", "deepseek_oracle", 19)],
-)
 def test_greedy_text_equals_transformers(
-    model: str,
-    oracle: str,
-    length: int,
-    tiny_prompt_ids: list[int],
-    request: pytest.FixtureRequest,
+    tiny_llama: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
-    folder, expected = request.getfixturevalue(model), request.getfixturevalue(oracle)
-    check_greedy_text(folder, expected, tiny_prompt_ids[:length], 3)
+    check_greedy_text(tiny_llama, tiny_oracle, tiny_prompt_ids[:68], 3)
 
 
 @pytest.mark.slow
