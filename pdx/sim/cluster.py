@@ -149,10 +149,11 @@ class RunningNode:
             for worker in workers
         )
 
-    async def stop(self) -> None:
-        """End it on purpose."""
-        if self.node is not None:
-            await self.node.stop("it is restarted")
+    def stop(self) -> None:
+        """End it on purpose, as SIGTERM does."""
+        if self.frontend is not None:
+            self.frontend.open = False
+        self.task.cancel()
 
     async def _main(self) -> None:
         loaded = self._load()
@@ -171,7 +172,10 @@ class RunningNode:
         )
         await node.start()
         self.node = node
-        await node.run()
+        try:
+            await node.run()
+        finally:
+            await node.stop("it is restarted")
 
     async def _decode(self, loaded: LoadedModel) -> None:
         scenario = self._room.scenario
@@ -188,9 +192,12 @@ class RunningNode:
             slots=WatchedSlots(scenario.slot_bits, self.watch, self._on_slot_reused),
         )
         self.node = node
-        await node.peers.connect_any(_PATIENCE_S, lambda _: None)
-        await node.start_frontend(ServerConfig())
-        await node.run()
+        try:
+            await node.peers.connect_any(_PATIENCE_S, lambda _: None)
+            await node.start_frontend(ServerConfig())
+            await node.run()
+        finally:
+            await node.stop("it is restarted")
 
     def _on_slot_reused(self, slot: int, before: int) -> None:
         self._room.on_slot_reused(self.name, slot, before)

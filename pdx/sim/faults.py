@@ -88,14 +88,9 @@ class FaultDriver:
         running = self._history.nodes[name]
         if running.process.dead or running.process.paused:
             return None
-        if running.frontend is not None:
-            running.frontend.open = False
-        stopping = self._history.loop.create_task(
-            running.stop(), context=running.process.context.copy()
-        )
+        running.stop()
 
         def again() -> None:
-            stopping.cancel()
             if not running.process.dead:
                 self._history.kill_node(name)
             if self._history.nodes[name] is running:

@@ -1,0 +1,80 @@
+"""Cases that users of other systems have reported, where they need a network that obeys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from pdx.sim.history import History, Outcome
+from pdx.sim.scenario import MILLISECOND_NS, Scenario, ScenarioOptions, draw_scenario
+from pdx.sim.search import run_history
+
+ONE = ScenarioOptions(num_prefillers=1, num_decoders=1, num_requests=1, num_faults=0)
+
+
+def one_request(seed: int = 3) -> Scenario:
+    """A prompt of 30 tokens, over tcp, to a prefiller and a decoder that share no cache yet."""
+    scenario = draw_scenario(seed, ONE)
+    request = dataclasses.replace(
+        scenario.requests[0], token_ids=tuple(range(30)), max_tokens=4, prompt_logprobs=None
+    )
+    return dataclasses.replace(scenario, requests=(request,), provider="tcp")
+
+
+def run_with(scenario: Scenario, after_ms: int, change: Callable[[History], None]) -> Outcome:
+    history = History(scenario)
+    history.loop.call_at_ns(after_ms * MILLISECOND_NS, history.end_calm)
+    history.loop.call_at_ns(after_ms * MILLISECOND_NS, change, history)
+    return history.run()
+
+
+def test_b1_lost_completions_pin_no_pages_for_ever() -> None:
+    """Found by the simulator: the prefiller waited for them, with nobody to end the link."""
+
+    def lose_all(history: History) -> None:
+        conditions = history.network.conditions
+        history.network.conditions = dataclasses.replace(conditions, completion_loss_rate=1.0)
+
+    outcome = run_with(one_request(), 10, lose_all)
+    assert outcome.broken is None
+    assert outcome.ends == {"finished": 1}
+    assert outcome.virtual_s > 10, "the clock for the last word has run out"
+
+
+def test_c4_a_write_that_cannot_be_posted_ends_in_tokens_all_the_same() -> None:
+    def refuse_all(history: History) -> None:
+        conditions = history.network.conditions
+        history.network.conditions = dataclasses.replace(conditions, refusal_rate=1.0)
+
+    outcome = run_with(one_request(), 10, refuse_all)
+    assert outcome.broken is None
+    assert outcome.ends == {"finished": 1}
+    assert outcome.counters["prefills_retried"] == 1
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(4, 1), (1, 4), (4, 2), (2, 4)])
+@pytest.mark.parametrize("num_faults", [0, 5])
+def test_d1_d2_any_ratio_of_ranks_gives_the_same_tokens(
+    prefill_tp: int, decode_tp: int, num_faults: int
+) -> None:
+    """The model has two KV heads, so four ranks hold copies; each copy is compared."""
+    for seed in range(2):
+        scenario = draw_scenario(seed, ScenarioOptions(num_faults=num_faults))
+        nodes = {
+            name: dataclasses.replace(shape, tp_size=prefill_tp if name[0] == "p" else decode_tp)
+            for name, shape in scenario.nodes.items()
+        }
+        outcome = History(dataclasses.replace(scenario, nodes=nodes)).run()
+        assert outcome.broken is None
+        if not num_faults:
+            assert outcome.ends == {"finished": 20}
+
+
+def test_a_cluster_of_fifty_nodes_serves_its_requests() -> None:
+    """A small part of what `pdx sim --nodes 500x500 --requests 10000` runs."""
+    options = ScenarioOptions(num_prefillers=25, num_decoders=25, num_requests=250, num_faults=10)
+    outcome = run_history(0, options)
+    assert outcome.broken is None
+    assert outcome.ends["finished"] > 200
