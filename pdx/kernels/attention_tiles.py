@@ -20,6 +20,7 @@ __all__ = [
     "finish",
     "next_power_of_2",
     "softmax_step",
+    "split_range",
     "tile_pages",
     "token_offsets",
 ]
@@ -72,6 +73,16 @@ def softmax_step(scores, values, row_max, row_sum, acc):
 def finish(row_sum, acc):
     """The rows' outputs."""
     return acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+
+
+@triton.jit
+def split_range(begin, context_len, split, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr):
+    """First token and stop of one part of a context from ``begin`` on: whole tiles, an equal number
+    for each part. The last parts of a short context are empty.
+    """
+    tiles_per_split = tl.cdiv(tl.cdiv(context_len - begin, BLOCK_N), NUM_SPLITS)
+    first = begin + split * tiles_per_split * BLOCK_N
+    return first, tl.minimum(first + tiles_per_split * BLOCK_N, context_len)
 
 
 @triton.jit

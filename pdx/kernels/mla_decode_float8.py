@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pdx.kernels import decisions
-from pdx.kernels.attention_tiles import LOG2_E, tile_pages, token_offsets
+from pdx.kernels.attention_tiles import LOG2_E, split_range, tile_pages, token_offsets
 from pdx.kernels.merge_splits import Splits, merge_splits
 from pdx.kernels.mla_record import LatentParts
 from pdx.kernels.page_tables import PageTables
@@ -140,9 +140,7 @@ def _kernel(
     is_row = row < num_rows
     position = context_len - num_rows + row
 
-    tiles_per_split = tl.cdiv(tl.cdiv(context_len, BLOCK_N), NUM_SPLITS)
-    first = split * tiles_per_split * BLOCK_N
-    stop = tl.minimum(first + tiles_per_split * BLOCK_N, context_len)
+    first, stop = split_range(0, context_len, split, BLOCK_N, NUM_SPLITS)
     place = (request * MAX_ROWS + row).to(tl.int64)
     part = (place * NUM_HEADS + head) * NUM_SPLITS + split
     if NUM_SPLITS > 1:

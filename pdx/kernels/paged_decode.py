@@ -23,6 +23,7 @@ from pdx.kernels.attention_tiles import (
     finish,
     next_power_of_2,
     softmax_step,
+    split_range,
     tile_pages,
     token_offsets,
 )
@@ -161,13 +162,10 @@ def _kernel(
     d = tl.arange(0, BLOCK_D)
     is_d = d < HEAD_DIM
 
-    # This part of the context: whole tiles, an equal number for each split.
     begin = 0
     if HAS_WINDOW:
         begin = tl.maximum(context_len - num_rows + 1 - window, 0) // BLOCK_N * BLOCK_N
-    tiles_per_split = tl.cdiv(tl.cdiv(context_len - begin, BLOCK_N), NUM_SPLITS)
-    first = begin + split * tiles_per_split * BLOCK_N
-    stop = tl.minimum(first + tiles_per_split * BLOCK_N, context_len)
+    first, stop = split_range(begin, context_len, split, BLOCK_N, NUM_SPLITS)
 
     place = (request * MAX_ROWS + row).to(tl.int64)
     part = (place * num_heads + head) * NUM_SPLITS + split
