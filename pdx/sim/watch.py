@@ -80,19 +80,18 @@ class Watch:
         self.node = node
         self.broken = broken
         self._network = network
-        self._rank = layout.rank
         self._rank_stride = layout.rank_stride_bytes
+        self._layer_stride = layout.rank.layer_stride_bytes
+        self._page_bytes = layout.rank.page_bytes
         self.pool: WatchedPool | None = None
 
     def pages_of(self, spans: Iterable[tuple[int, int]]) -> set[int]:
         """The pages that ranges of our region (offset, bytes) lie in."""
-        rank = self._rank
+        size = self._page_bytes
         pages: set[int] = set()
         for offset, num_bytes in spans:
-            first = offset % self._rank_stride % rank.layer_stride_bytes
-            pages.update(
-                range(first // rank.page_bytes, (first + num_bytes - 1) // rank.page_bytes + 1)
-            )
+            first = offset % self._rank_stride % self._layer_stride
+            pages.update(range(first // size, (first + num_bytes - 1) // size + 1))
         return pages
 
     def check_untouched(self, pages: Iterable[int], what: str) -> None:
