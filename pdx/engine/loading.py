@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 
 __all__ = ["KvMemory", "LoadedModel", "load_model", "mapped_memory"]
 
+logger = logging.getLogger(__name__)
 _KV_LAYOUT = "head-major"
 
 
@@ -116,6 +118,12 @@ async def load_model(
     model = ModelConfig.load(folder)
     if config.dtype == "auto":
         config = dataclasses.replace(config, dtype=model.dtype)
+    if model.num_draft_layers:
+        logger.warning(
+            "%s: %d layers that draft are checked and left on disk; nodes do not draft yet",
+            folder.name,
+            model.num_draft_layers,
+        )
     check_tp_size(model, config.tp_size)
     if config.device != "cpu":
         check_float8_split(model, config.tp_size)

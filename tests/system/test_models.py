@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pdx.config.model import ModelConfig
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.nodes import Decoder, decoder, prefiller
 from tests.system.prompts import prompt_of
@@ -98,6 +99,11 @@ def test_tokens_equal_the_colocated_engine(pair: Served, tiny_prompt_ids: list[i
     wanted = pair.oracle.greedy(prompt, 48)
     assert wanted.agrees_with(colocated)
     assert wanted.agrees_with(pair.decoder.complete(prompt, 48))
+
+
+def test_a_layer_that_is_left_out_is_told(pair: Served) -> None:
+    has_drafts = ModelConfig.load(pair.folder).num_draft_layers > 0
+    assert ("nodes do not draft yet" in pair.decoder.stderr()) == has_drafts
 
 
 def test_chat_is_served(pair: Served) -> None:
