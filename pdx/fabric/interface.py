@@ -55,9 +55,9 @@ class FabricOptions:
 
     #: Core to pin the worker to; None leaves it to the kernel.
     cpu: int | None = None
-    #: How long to poll without sleeping after the last activity, while something is expected; longer
-    #: (2 ms at most) where the usual time between two is. Where other threads want the worker's core
-    #: it is 5 at most.
+    #: How long to poll without sleeping after the last activity, while something is expected;
+    #: longer (2 ms at most) where the usual time between two is. Where other threads want the
+    #: worker's core it is 5 at most.
     spin_us: int = 200
     beat_interval_s: float = 0.25
     #: A peer that is silent for this long is lost. Also half of how long libfabric may refuse to
