@@ -178,7 +178,17 @@ class PrefillNode:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        connection = ControlConnection(reader, writer)
+        # Cancelled when we stop. asyncio would log the end of a connection's task that says so.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serve(ControlConnection(reader, writer), reader, writer)
+        self._connections.discard(task)
+
+    async def _serve(
+        self,
+        connection: ControlConnection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         link = None
         try:
             head = await connection.first_bytes(_FIRST_BYTES_S)
@@ -202,15 +212,12 @@ class PrefillNode:
         except PeerError as error:
             self.counters["bad_connections"] += 1
             logger.warning("connection from %s closed: %s", connection.peer, error.message)
-        except asyncio.CancelledError:
-            pass  # we stop; asyncio would log the end of a connection's task that is cancelled
         except PdxError:
             logger.exception("connection from %s failed", connection.peer)
         finally:
             if link is not None:
                 link.end("its task ended")  # says nothing where it has ended already
             await connection.close()
-            self._connections.discard(task)
 
     def _make_link(self, connection: ControlConnection, hello: Hello) -> PrefillLink:
         for old in [link for link in self._links if link.node == hello.node]:
