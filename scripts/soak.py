@@ -29,6 +29,8 @@ from typing import Any
 
 import httpx
 
+from pdx.fabric import FabricOptions
+
 ROOT = Path(__file__).resolve().parents[1]
 #: Memory at a moment is the median of this many seconds before it.
 WINDOW_S = 10
@@ -233,6 +235,17 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
+def warm_up(decode: Node, url: str, arguments: argparse.Namespace) -> None:
+    """Load until what has a fixed size is in use: libfabric's completion queue takes memory as its
+    ring is gone round for the first time, and the prefix cache as its pages fill.
+    """
+    ring = FabricOptions().queue_entries
+    until = time.monotonic() + arguments.warm_up
+    while decode.status()["imms_read"] < ring and time.monotonic() < until:
+        load = Load(url, arguments.streams, arguments.longest_prompt)
+        asyncio.run(load.run(min(10, until - time.monotonic()), []))
+
+
 def soak(arguments: argparse.Namespace, folder: Path) -> bool:
     """Run it and print the table; whether all is well."""
     model = arguments.model or tiny_model(folder / "tiny-llama")
@@ -244,8 +257,7 @@ def soak(arguments: argparse.Namespace, folder: Path) -> bool:
         started("decode", folder, "--peer", prefill.announced, *common) as decode,
     ):
         nodes, url = [prefill, decode], decode.announced
-        warm_up = Load(url, 2, arguments.longest_prompt)
-        asyncio.run(warm_up.run(2, []))
+        warm_up(decode, url, arguments)
         before = at_rest(nodes, url)
         load = Load(url, arguments.streams, arguments.longest_prompt)
         asyncio.run(load.run(seconds, nodes))
@@ -270,6 +282,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--streams", type=int, default=64, help="streams at once")
     parser.add_argument("--fabric", default="tcp", choices=("auto", "tcp", "shm"))
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=300,
+        metavar="SECONDS",
+        help="at most, until what has a fixed size is in use; --minutes begin after it",
+    )
     parser.add_argument("--model", type=Path, help="a folder; else the tests' tiny model")
     parser.add_argument(
         "--kv-memory", default="16M", help="of each node; small enough to be all in use by minute 1"

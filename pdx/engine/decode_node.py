@@ -391,6 +391,7 @@ class DecodeNode:
             "breakers_opened": self.peers.num_breakers_opened,
             "slots_taken": self._slots.num_taken,
             "atoms_counted": sum(fabric.atoms_reaped for fabric in fabrics),
+            "imms_read": sum(fabric.imms_reaped for fabric in fabrics),
             "imms_stale": sum(fabric.stale_imms for fabric in fabrics),
         }
         if self._bridge.is_draining:
