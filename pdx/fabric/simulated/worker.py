@@ -201,6 +201,8 @@ class Worker:
                     return
                 if not self._post_write(link, lane, transfer, batch):
                     refused.add(lane.index)
+            if not link.ready:
+                return  # a write was refused for too long, which ended the link
             link.ready.popleft()
             self._enqueue(transfer)
             self._settle(transfer)
