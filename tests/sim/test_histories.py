@@ -36,14 +36,14 @@ def check(seeds: range, options: ScenarioOptions) -> None:
 
 
 def test_a_fixed_corpus_of_histories_breaks_nothing() -> None:
-    check(range(60), ScenarioOptions())
+    check(range(50), ScenarioOptions())
     check(range(20), ScenarioOptions(num_prefillers=1, num_decoders=2))
 
 
 def test_histories_of_the_day_break_nothing() -> None:
     """Other seeds each day; a failure names the command that repeats it."""
     first = datetime.datetime.now(datetime.UTC).date().toordinal() * 1000
-    check(range(first, first + 40), ScenarioOptions(num_prefillers=2, num_decoders=2))
+    check(range(first, first + 30), ScenarioOptions(num_prefillers=2, num_decoders=2))
 
 
 @pytest.mark.slow
