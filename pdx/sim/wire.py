@@ -288,8 +288,10 @@ class ControlNetwork:
             for end in list(self._ends):
                 if end.peer is not None and (end.peer.process.name, end.process.name) == path:
                     held, end.held = end.held, []
+                    # At once: what was sent later is on its way, and must not overtake.
                     for receive, args in held:
-                        self.carry(end.peer, receive, *args)
+                        now_ns = self._loop.now_ns
+                        self._loop.call_at_ns(now_ns, receive, *args, process=end.process)
 
     def slow(self, source: str, target: str, slowness: float) -> None:
         """Multiply the delays of a path; 1 is normal."""
