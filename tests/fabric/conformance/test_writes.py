@@ -83,7 +83,9 @@ def test_scattered_pages_are_gathered_to_writes_of_a_quick_size(
     pair.there.call("expect", there, 1, 1, 12)
     transfer = pair.here.fabric.open_transfer(here, 1, 1)
     pair.here.fabric.write(transfer, dense(pages, pages[::-1], page_kib << 10, 1, 24))
+    pair.here.fabric.seal(transfer)
     pair.there.wait("Arrived")
+    pair.here.wait("TransferDone")  # the peer may have counted a write before it is one of ours
     pages_a_write = over_shm if provider == "shm" else over_tcp
     assert pair.here.statistics().writes_posted == 12 // pages_a_write
 
@@ -96,7 +98,9 @@ def test_large_pages_are_not_gathered(make_pair: Callable[..., Any]) -> None:
     pair.there.call("expect", there, 1, 1, 4)
     transfer = pair.here.fabric.open_transfer(here, 1, 1)
     pair.here.fabric.write(transfer, dense(pages, pages, 1 << 20, 1, 8))
+    pair.here.fabric.seal(transfer)
     pair.there.wait("Arrived")
+    pair.here.wait("TransferDone")
     assert pair.here.statistics().writes_posted == 4
 
 
