@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -19,12 +16,6 @@ MODELS = Path(__file__).parents[2] / "models"
 R1, CODER = MODELS / "deepseek-r1", MODELS / "qwen3-coder-480b"
 DEPLOYMENTS = [(folder, role) for folder in (R1, CODER) for role in ("prefill", "decode")]
 NOT_YET = "this node would not start: device 'cuda' is not served yet (only cpu is)"
-
-
-@pytest.fixture(autouse=True)
-def _same_environment() -> Iterator[None]:
-    with mock.patch.dict(os.environ):
-        yield
 
 
 def check(folder: Path, role: str, *flags: str) -> Result:

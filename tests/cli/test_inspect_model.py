@@ -9,10 +9,8 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,14 +20,6 @@ from typer.testing import CliRunner
 from pdx.cli.main import app
 from pdx.config.model import ModelConfig
 from pdx.errors import CheckpointError, ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _same_environment() -> Iterator[None]:
-    """A command that runs in the test's process sets variables for its children."""
-    with mock.patch.dict(os.environ):
-        yield
-
 
 GIB = 1 << 30
 #: Qwen3-8B's config.json, as published.
