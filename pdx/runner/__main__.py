@@ -13,9 +13,9 @@ import socket
 import sys
 import traceback
 
+from pdx.config.heap import keep_freed_memory
 from pdx.errors import InternalError, PdxError
 from pdx.request.rank import RankFailed
-from pdx.runner.allocator import keep_freed_memory
 from pdx.runner.channel import Channel
 from pdx.runner.parent import die_with_parent
 

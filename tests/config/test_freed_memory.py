@@ -12,7 +12,7 @@ import pytest
 # set back. Without the call all 32,768 pages fault (fewer where the kernel hands out larger ones).
 SCRIPT = """
 import ctypes, resource, sys
-from pdx.runner.allocator import keep_freed_memory
+from pdx.config.heap import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 libc = ctypes.CDLL(None)
