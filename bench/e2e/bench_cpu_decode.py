@@ -27,6 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.rows import ROOT, append_row
+from pdx.config.heap import keep_freed_memory
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import ops_for
 from pdx.kv.geometry import kv_layout
@@ -34,7 +35,6 @@ from pdx.models.registry import build_model
 from pdx.models.sharding import LoneRank
 from pdx.request.batch import Batch, RequestStart, RequestStep
 from pdx.request.request import SamplingParams
-from pdx.runner.allocator import keep_freed_memory
 from pdx.runner.memory import export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
 from pdx.weights.load import load_parameters
