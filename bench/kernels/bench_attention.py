@@ -44,10 +44,10 @@ TOY = [(2, 1, 100, 4, 2, 64), (1, 70, 30, 4, 2, 64)]
 def median_us(call: Callable[[], object]) -> float:
     """Of 30 calls, the L2 cache cleared before each; times are the GPU's own."""
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    times = []
+    times: list[float] = []
     for index in range(35):
         flush.zero_()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         call()
         end.record()

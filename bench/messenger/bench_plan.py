@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def slices_of(src: NodeLayout, dst: NodeLayout, chunk: int) -> list[float]:
     timed(lambda: plan.check(atoms))
     cursor = SendCursor(plan)
     for end in range(chunk, NUM_TOKENS + 1, chunk):
-        timed(lambda end=end: cursor.advance(src_pages, end, last=end == NUM_TOKENS))
+        timed(partial(cursor.advance, src_pages, end, last=end == NUM_TOKENS))
     return taken
 
 
