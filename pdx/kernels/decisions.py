@@ -21,6 +21,7 @@ __all__ = [
     "mla_decode_config",
     "num_splits_for",
     "prefill_config",
+    "row_config",
 ]
 
 #: Fewer tokens than this in a split cost more to merge than they gain.
@@ -97,6 +98,17 @@ def mla_decode_config(arch: int, num_rows: int, kv_dtype: torch.dtype) -> TileCo
         block_n=16 if kv_dtype == torch.float32 else 32,
         num_warps=4 if block_m == 16 else 8,
         num_stages=3 if block_m == 16 else 2,
+    )
+
+
+def row_config(size: int) -> TileConfig:
+    """Whole rows of ``size`` for one program, so many that each thread has at least 8 elements."""
+    block_n = next_power_of_2(size)
+    return TileConfig(
+        block_m=max(1, 1024 // block_n),
+        block_n=block_n,
+        num_warps=4 if block_n <= 4096 else 8,
+        num_stages=1,
     )
 
 

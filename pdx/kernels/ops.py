@@ -19,6 +19,7 @@ from pdx.kernels.cpu.rope import rope as cpu_rope
 from pdx.kernels.cpu.rope_kv_append import rope_kv_append as cpu_rope_kv_append
 from pdx.kernels.cpu.silu_mul import silu_mul as cpu_silu_mul
 from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.reference.add_rms_norm import add_rms_norm
 from pdx.kernels.reference.expert_mlp import expert_mlp
 from pdx.kernels.reference.linear import linear
 from pdx.kernels.reference.mla_append import mla_append
@@ -39,6 +40,7 @@ class Ops:
 
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     silu_mul: Callable[[Tensor, Tensor], Tensor]
     rope_kv_append: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PagedBatch], None]
@@ -55,6 +57,7 @@ class Ops:
 REFERENCE_OPS = Ops(
     linear=linear,
     rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
     rope=rope,
     silu_mul=silu_mul,
     rope_kv_append=rope_kv_append,
@@ -67,10 +70,18 @@ REFERENCE_OPS = Ops(
     grouped_routing=grouped_routing,
     expert_mlp=expert_mlp,
 )
+
+
+def _cpu_add_rms_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + y
+    return total, cpu_rms_norm(total, weight, eps)
+
+
 _CPU_OPS = replace(
     REFERENCE_OPS,
     linear=cpu_linear,
     rms_norm=cpu_rms_norm,
+    add_rms_norm=_cpu_add_rms_norm,
     rope=cpu_rope,
     silu_mul=cpu_silu_mul,
     rope_kv_append=cpu_rope_kv_append,
@@ -104,6 +115,9 @@ def _interpreted_ops() -> Ops:
     triton_ops.prepare_interpreter()
     return replace(
         REFERENCE_OPS,
+        rms_norm=triton_ops.rms_norm,
+        add_rms_norm=triton_ops.add_rms_norm,
+        silu_mul=triton_ops.silu_mul,
         rope=triton_ops.rope,
         rope_kv_append=triton_ops.rope_kv_append,
         paged_attention=triton_ops.PagedAttention(),

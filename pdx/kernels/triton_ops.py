@@ -18,18 +18,23 @@ from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
+from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.rope_kv_append import rope
 from pdx.kernels.rope_kv_append import rope_kv_append as append
+from pdx.kernels.silu_mul import silu_mul
 
 __all__ = [
     "MlaAttention",
     "MlaChunkAttention",
     "PagedAttention",
+    "add_rms_norm",
     "mla_append",
     "prepare_interpreter",
+    "rms_norm",
     "rope",
     "rope_interleaved",
     "rope_kv_append",
+    "silu_mul",
 ]
 
 

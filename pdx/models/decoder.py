@@ -138,6 +138,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, layer_pass: LayerPass) -> Tensor:
         """x [T, H] -> [T, H]."""
-        h = x + self.self_attn(self.input_layernorm(x), layer_pass)
-        y: Tensor = h + self.mlp(self.post_attention_layernorm(h))
+        attended = self.self_attn(self.input_layernorm(x), layer_pass)
+        h, normed = self.post_attention_layernorm.of_sum(x, attended)
+        y: Tensor = h + self.mlp(normed)
         return y

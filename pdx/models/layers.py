@@ -94,6 +94,10 @@ class RmsNorm(nn.Module):
         """x [..., size] -> the same shape."""
         return self._ops.rms_norm(x, self.weight, self._eps)
 
+    def of_sum(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """x and y [..., size] -> x + y and its norm, the same shape."""
+        return self._ops.add_rms_norm(x, y, self.weight, self._eps)
+
 
 class SwiGluMlp(nn.Module):
     """y = down(silu(gate(x)) * up(x))."""

@@ -22,7 +22,9 @@ from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
 from pdx.kernels.progress_word import publish
+from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.rope_kv_append import rope_kv_append
+from pdx.kernels.silu_mul import silu_mul
 
 __all__ = ["ARCHS", "ENTRIES", "Entry"]
 
@@ -50,6 +52,8 @@ _PREFILL = {
 }
 #: Converted records are registers before they are operands: they are not copied ahead.
 _RECORDS = {90: ("wgmma", "wide_load"), 100: ("mma", "wide_load")}
+#: What streams: no matrix unit, 16 bytes a thread and load.
+_STREAM = dict.fromkeys(ARCHS, ("wide_load",))
 _RELEASE = dict.fromkeys(ARCHS, ("system_release",))
 
 
@@ -177,7 +181,24 @@ def _publish() -> None:
     publish(_meta(1, dtype=torch.int64), _meta(1, dtype=torch.int64), 3)
 
 
+def _norm(*shape: int) -> Callable[[], object]:
+    return lambda: rms_norm(_meta(*shape), _meta(shape[-1]), 1e-6)
+
+
+def _add_norm(size: int) -> Callable[[], object]:
+    return lambda: add_rms_norm(_meta(64, size), _meta(64, size), _meta(size), 1e-6)
+
+
+def _silu_mul() -> object:
+    return silu_mul(*_meta(64, 2 * 2048).chunk(2, dim=-1))
+
+
 ENTRIES = (
+    Entry(name="norm of heads 128", call=_norm(64, 32, 128), needs=_STREAM),
+    Entry(name="norm 7168", call=_norm(64, 7168), needs=_STREAM),
+    Entry(name="norm of sum 4096", call=_add_norm(4096), needs=_STREAM),
+    Entry(name="norm of sum 7168", call=_add_norm(7168), needs=_STREAM),
+    Entry(name="silu mul", call=_silu_mul, needs=_STREAM),
     Entry(name="decode g4 d128", call=_decode(4, 128), needs=_DECODE),
     Entry(name="decode g12 d128", call=_decode(12, 128), needs=_DECODE),
     Entry(name="decode g12 d128 page 16", call=_decode(12, 128, 16), needs=_DECODE),
