@@ -37,6 +37,7 @@ from pdx.kv.geometry import kv_layout
 from pdx.models.registry import build_model
 from pdx.models.sharding import LoneRank
 from pdx.request.batch import Batch, RequestStart, RequestStep
+from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from pdx.runner.memory import export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
@@ -77,7 +78,7 @@ class Pdx:
         for idx, prompt in enumerate(prompts):
             start = RequestStart(
                 request_id=idx,
-                token_ids=prompt,
+                token_ids=IdArray(prompt),
                 num_computed=0,
                 first_output_idx=0,
                 sampling=greedy,

@@ -1,13 +1,15 @@
 """What planning one long transfer costs the primaries: both sides of a request of 128k tokens.
 
-The decoder counts its atoms; the prefiller checks the request, then plans chunk by chunk, or all at
-once where its prefix cache holds the whole prompt. Every call is one slice of an event loop. The
-fabric's worker expands layers, so their number changes only counts. `--toy`: no row.
+The decoder counts its atoms and writes the message; the prefiller reads, checks and queues it, then
+plans chunk by chunk, or all at once where its prefix cache holds the whole prompt. Every call is
+one slice of an event loop. The fabric's worker expands layers, so their number changes only counts.
+`--toy`: no row.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -19,9 +21,18 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.rows import append_row
 from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
+from pdx.kv.pages import PagePool
+from pdx.messenger.actions import Accept
+from pdx.messenger.messages import ControlMessage, Prefill
 from pdx.messenger.plan import SendCursor, TransferPlan, atoms_by_rank
+from pdx.messenger.prefill_side import PrefillSide
+from pdx.request.frames import encode_frame, frame_decoder
+from pdx.request.ids import IdArray
+from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 
 NUM_TOKENS, CHUNK, NUM_HEADS, LAYERS = 128 << 10, 8192, 8, 94
+_TOKEN_IDS = IdArray(random.Random(1).randrange(150_000) for _ in range(NUM_TOKENS))
+_decoder = frame_decoder(ControlMessage)
 
 
 def node(tp_size: int, page_size: int) -> NodeLayout:
@@ -36,6 +47,28 @@ def node(tp_size: int, page_size: int) -> NodeLayout:
     return NodeLayout(rank=rank, tp_size=tp_size, num_kv_heads=NUM_HEADS)
 
 
+def ask(src: NodeLayout, dst: NodeLayout, token_ids: IdArray, dst_pages: list[int]) -> bytes:
+    """What the decoder's loop does in one go."""
+    prefill = Prefill(
+        transfer_id=1,
+        token_ids=IdArray(token_ids),
+        first_position=0,
+        page_indices=IdArray(dst_pages),
+        slot=1,
+        generation=1,
+        atoms_by_rank=atoms_by_rank(src, dst, 1, 0, NUM_TOKENS),
+    )
+    return encode_frame(prefill)[4:]
+
+
+def take(body: bytes, side: PrefillSide, scheduler: Scheduler) -> None:
+    """What the prefiller's loop does in one go."""
+    message = _decoder.decode(body)
+    (accepted,) = side.on_message(message)
+    assert isinstance(accepted, Accept), accepted
+    scheduler.submit(1, message.token_ids, None)
+
+
 def slices_of(src: NodeLayout, dst: NodeLayout, chunk: int) -> list[float]:
     """Milliseconds of the thread's own time in each call of one transfer."""
     src_pages = tuple(range(src.rank.num_pages_for(NUM_TOKENS)))
@@ -48,8 +81,14 @@ def slices_of(src: NodeLayout, dst: NodeLayout, chunk: int) -> list[float]:
         taken.append((time.thread_time() - started) * 1e3)
         return result
 
-    atoms = atoms_by_rank(src, dst, 1, 0, NUM_TOKENS)
-    timed(lambda: atoms_by_rank(src, dst, 1, 0, NUM_TOKENS))
+    side = PrefillSide(src=src, dst=dst)
+    limits = SchedulerLimits(
+        page_size=src.rank.page_size, chunk_len=chunk, max_num_seqs=8, reserve_output_len=256
+    )
+    scheduler = Scheduler(limits, PagePool(src.rank.num_pages), "root")
+    body = timed(lambda: ask(src, dst, _TOKEN_IDS, dst_pages))
+    assert isinstance(body, bytes)
+    timed(lambda: take(body, side, scheduler))
     plan = TransferPlan(
         src,
         dst,
@@ -58,7 +97,6 @@ def slices_of(src: NodeLayout, dst: NodeLayout, chunk: int) -> list[float]:
         first_position=0,
         dst_page_indices=dst_pages,
     )
-    timed(lambda: plan.check(atoms))
     cursor = SendCursor(plan)
     for end in range(chunk, NUM_TOKENS + 1, chunk):
         timed(partial(cursor.advance, src_pages, end, last=end == NUM_TOKENS))

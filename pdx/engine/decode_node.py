@@ -38,6 +38,7 @@ from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
+from pdx.request.ids import IdArray
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.scheduler import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceUpdate
@@ -285,9 +286,9 @@ class DecodeNode:
         request.dispatch(transfer_id, idx, link, num_bytes)
         prefill = Prefill(
             transfer_id=transfer_id,
-            token_ids=sequence.token_ids[:-1],
+            token_ids=IdArray(sequence.token_ids[:-1]),
             first_position=first,
-            page_indices=list(pages[first // dst.rank.page_size :]),
+            page_indices=IdArray(pages[first // dst.rank.page_size :]),
             slot=pair[0],
             generation=pair[1],
             atoms_by_rank=atoms_by_rank(src, dst, transfer_id, first, num_tokens),

@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import msgspec
-
 from pdx.errors import ProtocolError, WorkerError, error_from_report
 from pdx.ranks.child import how_it_ended, start_child, stop_child
-from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
+from pdx.request.frames import (
+    MAX_LOCAL_FRAME_BYTES,
+    encode_frame,
+    frame_decoder,
+    read_frame,
+)
 from pdx.request.stream import (
     Abort,
     FromFrontend,
@@ -31,7 +34,7 @@ from pdx.request.stream import (
 
 __all__ = ["FrontendProcess"]
 
-_decoder = msgspec.msgpack.Decoder(FromFrontend)
+_decoder = frame_decoder(FromFrontend)
 
 
 class FrontendProcess:

@@ -13,7 +13,6 @@ import itertools
 import logging
 import secrets
 import socket
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -282,10 +281,10 @@ class PrefillNode:
             InvalidRequest: naming what is out of range.
         """
         vocab_size = self._loaded.model.vocab_size
-        last = [] if prefill.last_token_id is None else [prefill.last_token_id]
-        ids = [*prefill.token_ids, *last]
-        if not _all_below(vocab_size, ids):
-            bad = next(i for i in ids if not 0 <= i < vocab_size)
+        last_id = prefill.last_token_id or 0
+        largest = np.frombuffer(prefill.token_ids, np.uint32).max(initial=0)
+        if largest >= vocab_size or not 0 <= last_id < vocab_size:
+            bad = largest if largest >= vocab_size else last_id
             raise InvalidRequest(
                 f"token id {bad} is outside the vocabulary of {vocab_size}", param="prompt"
             )
@@ -395,11 +394,3 @@ class PrefillNode:
             "writes_failed": sum(fabric.writes_failed for fabric in sent),
             **self.counters,
         }
-
-
-def _all_below(limit: int, ids: list[int]) -> bool:
-    """Whether all are 0 to ``limit - 1``. Of 128k tokens in 0.7 ms: the event loop waits for it."""
-    try:
-        return bool(np.frombuffer(array("I", ids), np.uint32).max(initial=0) < limit)
-    except OverflowError:
-        return False

@@ -22,11 +22,20 @@ is cached, until it is shared again or, least recently used first, its place is 
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, deque
+import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["PageCounts", "PagePool", "PageState", "Proof", "Use"]
+
+#: Keys that are looked up before one that is not there is noticed.
+_KEYS_A_LOOK = 256
+#: Pages to give way that are looked up at once, at least.
+_MIN_VICTIMS = 1024
 
 
 class PageState(enum.Enum):
@@ -115,6 +124,9 @@ class _Lease:
 class PagePool:
     """Leases pages to requests. Lease ids are made here and never reused, so a stale one is
     refused.
+
+    A long prompt has thousands of pages, and whatever happens to all of them at once happens in one
+    slice of the event loop: so what is known of each page is in arrays.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -124,18 +136,24 @@ class PagePool:
         # again.
         self._free: deque[int] = deque(range(num_pages))
         #: How many leases have each page.
-        self._num_leases = [0] * num_pages
+        self._num_leases = np.zeros(num_pages, np.int32)
+        #: Of the published pages. They are cached while no lease has them.
         self._page_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
-        #: Published pages that no lease has; the least recently used first.
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._key_of: list[bytes | None] = [None] * num_pages
+        self._is_published = np.zeros(num_pages, np.bool_)
+        self._num_cached = 0
+        #: Which page's last lease ended when: the smallest of the cached ones gives way first.
+        self._left_at = np.zeros(num_pages, np.int64)
+        self._next_left_at = 1
+        #: Cached pages in that order, as it was when they were looked up, and their times.
+        self._victims: NDArray[np.int64] = np.zeros((2, 0), np.int64)
         self._leases: dict[int, _Lease] = {}
         self._next_lease_id = 1
 
     @property
     def num_free(self) -> int:
         """Pages that a lease can have: free ones, and cached ones, which give way."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self._num_cached
 
     def lease(self, num_pages: int, shared: Sequence[int] = ()) -> int | None:
         """Reserve pages under a new lease id, all or none; None when there are not enough.
@@ -144,12 +162,13 @@ class PagePool:
             num_pages: pages besides the shared ones.
             shared: published pages, which come first in the lease.
         """
-        if num_pages > self.num_free - sum(page in self._cached for page in shared):
+        pages = np.array(shared, np.int64)
+        assert self._is_published[pages].all(), f"not all of {shared} are published"
+        num_cached = int(np.count_nonzero(self._num_leases[pages] == 0))
+        if num_pages > self.num_free - num_cached:
             return None
-        for page in shared:
-            assert page in self._key_of, f"page {page} is not published"
-            self._cached.pop(page, None)
-            self._num_leases[page] += 1
+        self._num_cached -= num_cached
+        self._num_leases[pages] += 1
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         self._leases[lease_id] = _Lease([*shared, *self._take(num_pages)], len(shared))
@@ -163,21 +182,32 @@ class PagePool:
         """
         lease = self._live(lease_id)
         page_of, key_of = self._page_of, self._key_of
-        for page, key in zip(lease.page_indices[first : first + len(keys)], keys, strict=True):
-            if key not in page_of and page not in key_of:
-                page_of[key] = page
-                key_of[page] = key
-                lease.num_published += 1
+        pages = lease.page_indices[first : first + len(keys)]
+        assert len(pages) == len(keys)
+        places = np.array(pages, np.int64)
+        if not page_of.keys().isdisjoint(keys) or self._is_published[places].any():
+            new = {
+                key: page
+                for key, page in zip(keys, pages, strict=True)
+                if key not in page_of and key_of[page] is None
+            }
+            keys, pages = list(new), list(new.values())
+            places = np.array(pages, np.int64)
+        page_of.update(zip(keys, pages, strict=True))
+        for page, key in zip(pages, keys, strict=True):
+            key_of[page] = key
+        self._is_published[places] = True
+        lease.num_published += len(pages)
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """The pages that were published under these keys, up to the first that is not there."""
-        pages = []
-        for key in keys:
-            page = self._page_of.get(key)
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+        found: list[int] = []
+        for begin in range(0, len(keys), _KEYS_A_LOOK):
+            some = keys[begin : begin + _KEYS_A_LOOK]
+            found += map(self._page_of.get, some, itertools.repeat(-1))
+            if -1 in found[begin:]:
+                return found[: found.index(-1, begin)]
+        return found
 
     def extend(self, lease_id: int, num_pages: int) -> list[int] | None:
         """Add pages to a lease, all or none; the new ones, None when there are not enough."""
@@ -237,8 +267,8 @@ class PagePool:
         """Pages by state; checks that every page is accounted for."""
         by_state = dict.fromkeys(PageState, 0)
         by_state[PageState.FREE] = len(self._free)
-        by_state[PageState.CACHED] = len(self._cached)
-        by_state[PageState.FILLED] = len(self._key_of) - len(self._cached)
+        by_state[PageState.CACHED] = self._num_cached
+        by_state[PageState.FILLED] = len(self._page_of) - self._num_cached
         for lease in self._leases.values():
             by_state[lease.state] += len(lease.page_indices) - lease.num_published
         counts = PageCounts(**{state.value: count for state, count in by_state.items()})
@@ -251,23 +281,50 @@ class PagePool:
         return lease
 
     def _take(self, num_pages: int) -> list[int]:
-        taken = []
-        for _ in range(num_pages):
-            if not self._free:
-                page, _ = self._cached.popitem(last=False)
-                del self._page_of[self._key_of.pop(page)]
-                self._free.append(page)
-            taken.append(self._free.popleft())
-            self._num_leases[taken[-1]] = 1
+        free = self._free
+        taken = [free.popleft() for _ in range(min(num_pages, len(free)))]
+        while len(taken) < num_pages:
+            taken += self._evict(num_pages - len(taken))
+        self._num_leases[np.array(taken, np.int64)] = 1
         return taken
 
+    def _evict(self, most: int) -> list[int]:
+        """Pages that leave the cache, at least one; there are so many in it."""
+        if not self._victims.shape[1]:
+            self._look_up_victims(most)
+        (pages, left_at), self._victims = self._victims[:, :most], self._victims[:, most:]
+        # Since they were looked up some may have been shared, or have made way already.
+        is_left = self._is_cached(pages) & (self._left_at[pages] == left_at)
+        evicted: list[int] = pages[is_left].tolist()
+        for page in evicted:
+            key = self._key_of[page]
+            assert key is not None
+            del self._page_of[key]
+            self._key_of[page] = None
+        self._is_published[evicted] = False
+        self._num_cached -= len(evicted)
+        return evicted
+
+    def _look_up_victims(self, wanted: int) -> None:
+        """The cached pages whose turn it is. Whatever is cached later comes after them."""
+        pages = np.flatnonzero(self._is_cached(slice(None)))
+        assert len(pages), "more pages are wanted than are cached"
+        most = max(wanted, _MIN_VICTIMS)
+        if len(pages) > most:
+            pages = pages[np.argpartition(self._left_at[pages], most - 1)[:most]]
+        pages = pages[np.argsort(self._left_at[pages])]
+        self._victims = np.stack((pages, self._left_at[pages]))
+
+    def _is_cached(self, pages: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
+        is_cached: NDArray[np.bool_] = self._is_published[pages] & (self._num_leases[pages] == 0)
+        return is_cached
+
     def _free_pages(self, lease_id: int) -> None:
-        pages = self._leases.pop(lease_id).page_indices
-        for page in pages:
-            self._num_leases[page] -= 1
-            if page not in self._key_of:
-                self._free.append(page)
+        pages = np.array(self._leases.pop(lease_id).page_indices, np.int64)
+        self._num_leases[pages] -= 1
+        self._free.extend(pages[~self._is_published[pages]].tolist())
         # The last page of a prefix gives way first: without the ones before it is of no use.
-        for page in reversed(pages):
-            if page in self._key_of and not self._num_leases[page]:
-                self._cached[page] = None
+        cached = pages[self._is_cached(pages)][::-1]
+        self._left_at[cached] = self._next_left_at + np.arange(len(cached))
+        self._next_left_at += len(cached)
+        self._num_cached += len(cached)

@@ -10,11 +10,9 @@ import contextlib
 import socket
 from dataclasses import dataclass
 
-import msgspec
-
 from pdx.errors import ConfigError, PeerLost
 from pdx.messenger.messages import MAX_CONTROL_FRAME_BYTES, ControlMessage
-from pdx.request.frames import encode_frame, read_frame
+from pdx.request.frames import encode_frame, frame_decoder, read_frame
 
 __all__ = [
     "Address",
@@ -26,7 +24,7 @@ __all__ = [
 
 #: A peer that does not read its messages is lost, not waited for.
 _MAX_UNSENT_BYTES = 64 << 20
-_decoder = msgspec.msgpack.Decoder(ControlMessage)
+_decoder = frame_decoder(ControlMessage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import msgspec
 
 from pdx.messenger.manifest import Manifest
 from pdx.request.batch import ScoredToken
+from pdx.request.ids import IdArray
 
 __all__ = [
     "MAX_CONTROL_FRAME_BYTES",
@@ -46,8 +47,8 @@ __all__ = [
     "Welcome",
 ]
 
-PROTOCOL_VERSION = 3
-#: A prompt of a million tokens is 5 MB of msgpack.
+PROTOCOL_VERSION = 4
+#: A prompt of a million tokens is 4 MB.
 MAX_CONTROL_FRAME_BYTES = 32 << 20
 #: Until a peer is known: manifests and descriptors are a few kilobytes.
 MAX_OPENING_FRAME_BYTES = 256 << 10
@@ -124,11 +125,11 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
 
     transfer_id: int
     #: The prompt without its last token.
-    token_ids: list[int]
+    token_ids: IdArray
     #: First token position whose KV is wanted; a multiple of the decoder's page size.
     first_position: int
     #: The decoder's pages for positions ``first_position`` onwards, in order.
-    page_indices: list[int]
+    page_indices: IdArray
     slot: int
     generation: int
     #: Atoms for each of the decoder's ranks. A prefiller whose plan gives other numbers rejects.

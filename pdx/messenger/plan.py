@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,7 +185,7 @@ class TransferPlan:
         transfer_id: int,
         num_tokens: int,
         first_position: int,
-        dst_page_indices: list[int],
+        dst_page_indices: Sequence[int],
         src_group: int = 0,
         dst_group: int = 0,
         dst_tail: int | None = None,
@@ -198,7 +198,7 @@ class TransferPlan:
         self._transfer_id = transfer_id
         self.num_tokens = num_tokens
         self.first_position = first_position
-        self._dst_page_indices = dst_page_indices
+        self._dst_pages = np.array(dst_page_indices, np.int64)
         self._shares = shares(src, dst, transfer_id)
         self.run_len = _run_len(src, dst)
         self.ranges = layer_ranges(src, num_tokens)
@@ -227,24 +227,20 @@ class TransferPlan:
             tail=self._dst_tail is not None,
         )
         num_pages = -(-self.num_tokens // page_size) - self.first_position // page_size
-        pages = self._dst_page_indices
+        pages = self._dst_pages
         if planned != atoms or len(pages) != num_pages:
             raise InvalidRequest(
                 f"the plan has {planned} atoms by rank in {num_pages} pages, the decoder expects "
                 f"{atoms} in {len(pages)} pages",
                 param="atoms_by_rank",
             )
-        bad = [i for i in pages if not 0 <= i < num_dst_pages]
-        if bad or len(set(pages)) != len(pages):
+        bad = pages[(pages < 0) | (pages >= num_dst_pages)]
+        if len(bad) or (np.diff(np.sort(pages)) == 0).any():
             raise InvalidRequest(
-                f"destination pages must be distinct and below {num_dst_pages}; bad: {bad[:4]}",
+                f"destination pages must be distinct and below {num_dst_pages}; "
+                f"bad: {bad[:4].tolist()}",
                 param="page_indices",
             )
-
-    @cached_property
-    def _dst_pages(self) -> NDArray[np.int64]:
-        """Made once they are checked: what a peer sends may be any number."""
-        return np.array(self._dst_page_indices, np.int64)
 
     def batches(
         self, layers: LayerRange, src_page_indices: tuple[int, ...], first_run: int, stop_run: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 
 __all__ = [
@@ -28,7 +29,7 @@ class RequestStart(msgspec.Struct, frozen=True, kw_only=True):
     #: Made by the primary, never reused while the rank knows the request.
     request_id: int
     #: The whole known sequence: the prompt, and after a preemption also the output so far.
-    token_ids: list[int]
+    token_ids: IdArray
     #: How many of ``token_ids`` have their KV in the pages already (0 where this node prefills from
     #: the start, ``len(token_ids) - 1`` where a prefiller wrote them).
     num_computed: int

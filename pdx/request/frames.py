@@ -15,13 +15,19 @@ from typing import Any
 import msgspec
 
 from pdx.errors import ProtocolError
+from pdx.request.ids import from_wire, to_wire
 
-__all__ = ["MAX_LOCAL_FRAME_BYTES", "encode_frame", "read_frame", "recv_frame"]
+__all__ = ["MAX_LOCAL_FRAME_BYTES", "encode_frame", "frame_decoder", "read_frame", "recv_frame"]
 
 _HEADER = struct.Struct("<I")
-#: Local channels carry whole prompts; 64 MiB is 13 million token ids.
+#: Local channels carry whole prompts; 64 MiB is 16 million token ids.
 MAX_LOCAL_FRAME_BYTES = 64 << 20
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=to_wire)
+
+
+def frame_decoder(messages: Any) -> msgspec.msgpack.Decoder[Any]:
+    """What reads the bodies of frames that hold one of these messages (a Struct, or a union)."""
+    return msgspec.msgpack.Decoder(messages, dec_hook=from_wire)
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:

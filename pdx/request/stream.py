@@ -14,6 +14,7 @@ import msgspec
 from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
+from pdx.request.ids import IdArray
 from pdx.request.request import FinishReason, SamplingParams
 
 __all__ = [
@@ -77,7 +78,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new stream. ``stream_id`` is made by the frontend, unique over its life."""
 
     stream_id: int
-    token_ids: list[int]
+    token_ids: IdArray
     sampling: SamplingParams
     #: Only requests with the same one share pages of the prefix cache.
     cache_salt: str = ""

@@ -8,7 +8,12 @@ import msgspec
 
 from pdx.errors import InternalError
 from pdx.request.batch import Batch
-from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, recv_frame
+from pdx.request.frames import (
+    MAX_LOCAL_FRAME_BYTES,
+    encode_frame,
+    frame_decoder,
+    recv_frame,
+)
 from pdx.request.rank import FromRank, RankConfig, ToRank
 
 __all__ = ["Channel"]
@@ -19,7 +24,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._decoder: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+        self._decoder: msgspec.msgpack.Decoder[ToRank] = frame_decoder(ToRank)
 
     def receive_config(self) -> RankConfig:
         """The first message.

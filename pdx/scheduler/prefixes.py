@@ -16,6 +16,8 @@ __all__ = ["PrefixSharing"]
 
 #: Pages hashed in one slice of the event loop: half a millisecond.
 _PAGES_A_SLICE = 256
+#: Pages that one sequence publishes in one: about as long.
+_PUBLISHED_A_SLICE = 4096
 
 
 class PrefixSharing:
@@ -80,10 +82,21 @@ class PrefixSharing:
         """
         return {key for sequence in active if (key := self._next_key(sequence)) is not None}
 
-    def publish(self, sequence: Sequence) -> None:
-        """Let others share the pages whose tokens are all computed."""
+    def publish_some(self, sequence: Sequence) -> None:
+        """Let others share pages whose tokens are all computed, as many as a slice of the event
+        loop may take. Called after each of its passes; the rest comes with :meth:`publish_all`.
+        """
+        self._publish(sequence, sequence.num_published + _PUBLISHED_A_SLICE)
+
+    def publish_all(self, sequence: Sequence) -> None:
+        """The same, of a sequence that ends: all of them."""
+        self._publish(sequence, len(sequence.token_ids))
+
+    def _publish(self, sequence: Sequence, most: int) -> None:
+        """Publish its pages below a place, those whose tokens are all computed."""
         assert sequence.lease_id is not None
-        first, stop = sequence.num_published, sequence.num_computed // self._page_size
+        first = sequence.num_published
+        stop = min(most, sequence.num_computed // self._page_size)
         if self._cache_root is None or stop <= first:
             return
         self._key(sequence, stop - 1)

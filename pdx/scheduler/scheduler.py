@@ -19,7 +19,7 @@ all tokens up to their end; a sequence begins with the published pages of its lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pdx.errors import InvalidRequest
@@ -33,6 +33,7 @@ from pdx.request.batch import (
     ScoredToken,
     StepOutput,
 )
+from pdx.request.ids import IdArray
 from pdx.request.request import FinishReason, SamplingParams
 from pdx.scheduler.order import admission_order, fill_chunk
 from pdx.scheduler.prefixes import PrefixSharing
@@ -99,7 +100,7 @@ class Scheduler:
     def submit(
         self,
         request_id: int,
-        token_ids: list[int],
+        token_ids: Iterable[int],
         sampling: SamplingParams | None,
         scoring: PromptScoring | None = None,
         cache_salt: str = "",
@@ -115,10 +116,9 @@ class Scheduler:
         Raises:
             InvalidRequest: it could never fit this node's pages.
         """
-        sequence = Sequence(
-            request_id, list(token_ids), len(token_ids), sampling, scoring, cache_salt, group
-        )
-        assert token_ids and request_id not in self._active
+        ids = IdArray(token_ids)
+        sequence = Sequence(request_id, ids, len(ids), sampling, scoring, cache_salt, group)
+        assert ids and request_id not in self._active
         needed = self._num_pages_for(sequence.max_len())
         if needed > self.pool.num_pages:
             raise InvalidRequest(
@@ -193,7 +193,7 @@ class Scheduler:
         sequence.scoring = scoring or sequence.scoring
         sequence.state = SequenceState.RUNNING
         sequence.num_computed = sequence.num_cached if num_computed is None else num_computed
-        self._prefixes.publish(sequence)
+        self._prefixes.publish_some(sequence)
 
     def abort(self, request_id: int) -> None:
         """End a request, wherever it is; unknown ids are fine. Pages follow the pool's rules."""
@@ -261,7 +261,7 @@ class Scheduler:
             if sequence.state is SequenceState.ENDED:
                 self._forget(sequence)
             else:
-                self._prefixes.publish(sequence)
+                self._prefixes.publish_some(sequence)
                 request_id = sequence.request_id
                 update = self._advance(sequence, sampled.get(request_id), scores.get(request_id))
                 if update is not None:
@@ -347,6 +347,7 @@ class Scheduler:
         """Give the pages up; the sequence leaves now, or with the pass that carries it."""
         sequence.state = SequenceState.ENDED
         assert sequence.lease_id is not None
+        self._prefixes.publish_all(sequence)
         self.pool.retire(sequence.lease_id)
         if not sequence.num_in_pass:
             self._forget(sequence)

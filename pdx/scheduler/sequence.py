@@ -8,6 +8,7 @@ import enum
 from dataclasses import dataclass, field
 
 from pdx.request.batch import PromptScores, ScoredToken
+from pdx.request.ids import IdArray
 from pdx.request.request import FinishReason, SamplingParams
 
 __all__ = ["PromptScoring", "Sequence", "SequenceState", "SequenceUpdate"]
@@ -42,7 +43,7 @@ class Sequence:
 
     request_id: int
     #: Prompt and output so far.
-    token_ids: list[int]
+    token_ids: IdArray
     prompt_len: int
     #: None where this node only prefills the request.
     sampling: SamplingParams | None

@@ -19,6 +19,7 @@ from pdx.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.transfers import Transfers
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
+from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from pdx.request.stream import (
     Abort,
@@ -183,7 +184,7 @@ class EngineChannel:
             self._groups[stream_id] = group
             submit = Submit(
                 stream_id=stream_id,
-                token_ids=token_ids,
+                token_ids=IdArray(token_ids),
                 sampling=sampling,
                 cache_salt=cache_salt,
             )

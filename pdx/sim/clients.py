@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from pdx.request.stream import (
     Abort,
@@ -98,7 +99,7 @@ class Client:
             self,
             Submit(
                 stream_id=plan.number,
-                token_ids=list(plan.token_ids),
+                token_ids=IdArray(plan.token_ids),
                 sampling=SamplingParams(
                     max_tokens=plan.max_tokens,
                     temperature=0.0,

@@ -231,9 +231,9 @@ class SimulatedRanks:
         start = span.request.start
         if start.prompt_logprobs is None:
             return None
-        known = start.token_ids
+        known = list(start.token_ids)
         if start.next_token_id is not None:
-            known = [*known, start.next_token_id]
+            known.append(start.next_token_id)
         following = known[span.start + 1 : span.start + 1 + len(span.states)]
         if not following:
             return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import OrderedDict
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -75,6 +78,28 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             assert self.pool.find([key]) == [pages[place]]
             self.published[pages[place]] = key
+
+    @rule(lease_id=live, data=st.data())
+    def publish_several(self, lease_id: int, data: st.DataObject) -> None:
+        """Some of them, or of their contents, are known already."""
+        pages = self.pages.get(lease_id, [])
+        if not pages or lease_id in self.given_up:
+            return
+        self.forget_evicted()
+        place = data.draw(st.integers(0, len(pages) - 1))
+        keys = []
+        for page in pages[place:]:
+            unused = sorted(set(self.published.values()) - set(keys))
+            if unused and data.draw(st.booleans()):
+                keys.append(data.draw(st.sampled_from(unused)))
+            else:
+                keys.append(self.next_key.to_bytes(4, "little"))
+                self.next_key += 1
+                if page not in self.published:
+                    self.published[page] = keys[-1]
+        self.pool.publish(lease_id, place, keys)
+        for page, key in self.published.items():
+            assert self.pool.find([key]) == [page]
 
     def forget_evicted(self) -> None:
         for page, key in list(self.published.items()):
@@ -194,3 +219,33 @@ def test_a_lease_that_ended_is_refused() -> None:
     pool.retire(lease_id)
     with pytest.raises(KeyError):
         pool.hold(lease_id, Use.PASS)
+
+
+def test_of_many_cached_pages_the_least_recently_used_gives_way_first() -> None:
+    """More of them than are looked up at once, shared and given up again meanwhile."""
+    num_pages, dice = 3000, random.Random(1)
+    pool = PagePool(num_pages)
+    keys = [i.to_bytes(4, "little") for i in range(num_pages)]
+    leases = [pool.lease(1) for _ in range(num_pages)]
+    for lease_id, key in zip(leases, keys, strict=True):
+        assert lease_id is not None
+        pool.publish(lease_id, 0, [key])
+    order: OrderedDict[bytes, None] = OrderedDict()  # the next to give way comes first
+    for i in dice.sample(range(num_pages), num_pages):
+        lease_id = leases[i]
+        assert lease_id is not None
+        pool.retire(lease_id)
+        order[keys[i]] = None
+    while order:
+        if dice.random() < 0.5:
+            key = dice.choice(list(order))
+            shared = pool.lease(0, pool.find([key]))
+            assert shared is not None
+            pool.retire(shared)
+            order.move_to_end(key)
+        wanted = min(len(order), dice.choice([1, 1, 7, 400]))
+        assert pool.lease(wanted) is not None
+        gone = [order.popitem(last=False)[0] for _ in range(wanted)]
+        assert not any(pool.find([key]) for key in gone)
+        assert all(pool.find([key]) for key in list(order)[:3])
+    assert pool.num_free == 0

@@ -59,6 +59,7 @@ from pdx.messenger.messages import (
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
 from pdx.request.batch import ScoredToken
+from pdx.request.ids import IdArray
 
 PAGE, LAYERS, CHUNK, DST_PAGES = 4, 3, 8, 64
 LAYOUT = NodeLayout(
@@ -135,9 +136,9 @@ class World:
         pages = self.rng.sample(range(DST_PAGES), -(-num_tokens // PAGE))
         message = Prefill(
             transfer_id=transfer_id,
-            token_ids=[1] * num_tokens,
+            token_ids=IdArray([1] * num_tokens),
             first_position=0,
-            page_indices=pages,
+            page_indices=IdArray(pages),
             slot=pair[0],
             generation=pair[1],
             atoms_by_rank=[len(pages) * LAYERS],
@@ -401,9 +402,9 @@ def _started(slots: SlotTable, prompt_logprobs: int | None = None) -> tuple[Deco
     assert pair is not None
     message = Prefill(
         transfer_id=1,
-        token_ids=[1] * 8,
+        token_ids=IdArray([1] * 8),
         first_position=0,
-        page_indices=[0, 1],
+        page_indices=IdArray([0, 1]),
         slot=pair[0],
         generation=pair[1],
         atoms_by_rank=[6],
@@ -448,9 +449,9 @@ def test_what_a_prefix_cache_holds_is_armed_for_the_pass_before() -> None:
     side = PrefillSide(src=LAYOUT, dst=LAYOUT)
     message = Prefill(
         transfer_id=7,
-        token_ids=[1] * 11,
+        token_ids=IdArray([1] * 11),
         first_position=4,
-        page_indices=[3, 1],
+        page_indices=IdArray([3, 1]),
         slot=1,
         generation=0,
         atoms_by_rank=[6],
@@ -530,9 +531,9 @@ def test_cancel_of_a_finished_transfer_still_gets_its_totals() -> None:
     side = PrefillSide(src=LAYOUT, dst=LAYOUT)
     message = Prefill(
         transfer_id=7,
-        token_ids=[1] * 4,
+        token_ids=IdArray([1] * 4),
         first_position=0,
-        page_indices=[3],
+        page_indices=IdArray([3]),
         slot=1,
         generation=0,
         atoms_by_rank=[3],
@@ -563,9 +564,9 @@ def test_what_is_kept_of_a_transfer_that_is_done_is_small() -> None:
             side.on_message(
                 Prefill(
                     transfer_id=slot,
-                    token_ids=[1] * num_tokens,
+                    token_ids=IdArray([1] * num_tokens),
                     first_position=0,
-                    page_indices=list(range(num_tokens // PAGE)),
+                    page_indices=IdArray(range(num_tokens // PAGE)),
                     slot=slot,
                     generation=0,
                     atoms_by_rank=[num_tokens // PAGE * LAYERS],

@@ -17,6 +17,7 @@ import msgspec
 from pdx.kv.progress import PROGRESS_BYTES
 from pdx.request.batch import Batch, RequestStart, RequestStep, SampledToken, StepOutput
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, recv_frame
+from pdx.request.ids import IdArray
 from pdx.request.rank import FromRank, RankConfig, RankFailed, RankLoading, RankReady
 from pdx.request.request import SamplingParams
 
@@ -166,7 +167,7 @@ class RankProcess:
         """
         start = RequestStart(
             request_id=request_id,
-            token_ids=prompt,
+            token_ids=IdArray(prompt),
             num_computed=0,
             first_output_idx=0,
             sampling=sampling,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pdx.request.batch import RequestStart
+from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from tests.oracle.transformers_oracle import Oracle
 from tests.runner.rank_process import PageFeed, RankProcess, rank_config
@@ -75,7 +76,7 @@ def test_a_prompt_may_hold_any_row_and_is_scored_by_the_same_probabilities(
     prompt = [*tiny_prompt_ids[:10], NUM_TOKENS + 7, *tiny_prompt_ids[10:20]]
     start = RequestStart(
         request_id=1,
-        token_ids=prompt,
+        token_ids=IdArray(prompt),
         num_computed=0,
         first_output_idx=0,
         sampling=None,

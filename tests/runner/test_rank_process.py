@@ -25,6 +25,7 @@ from pdx.kv.geometry import kv_layout
 from pdx.kv.layout import KvLayout
 from pdx.kv.progress import end_value, layer_value
 from pdx.request.batch import RequestStart
+from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from tests.oracle.transformers_oracle import Oracle
 from tests.runner.rank_process import (
@@ -64,7 +65,7 @@ def poison(rank: RankProcess) -> None:
 def start(request_id: int, tokens: list[int], **changes: object) -> RequestStart:
     plain = RequestStart(
         request_id=request_id,
-        token_ids=tokens,
+        token_ids=IdArray(tokens),
         num_computed=0,
         first_output_idx=0,
         sampling=GREEDY,

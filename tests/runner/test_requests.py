@@ -9,6 +9,7 @@ import pytest
 
 from pdx.errors import InternalError
 from pdx.request.batch import Batch, RequestStart, RequestStep
+from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from pdx.runner.requests import RequestTable
 
@@ -18,7 +19,7 @@ PAGE = 4
 
 def start(request_id: int, tokens: list[int], **changes: Any) -> RequestStart:
     fields: dict[str, Any] = {"num_computed": 0, "first_output_idx": 0, "sampling": GREEDY}
-    return RequestStart(request_id=request_id, token_ids=tokens, **{**fields, **changes})
+    return RequestStart(request_id=request_id, token_ids=IdArray(tokens), **{**fields, **changes})
 
 
 def step(request_id: int, num_tokens: int, pages: list[int], **changes: Any) -> RequestStep:
@@ -172,7 +173,7 @@ def test_pass_without_steps_has_no_rows(table: RequestTable) -> None:
         (batch(2, starts=[start(2, [])]), "0 of its 0 tokens"),
         (batch(2, starts=[start(2, [1, 2], num_computed=2)]), "2 of its 2 tokens"),
         (batch(2, starts=[start(2, [1, 100])]), "vocabulary"),
-        (batch(2, starts=[start(2, [-1])]), "vocabulary"),
+        (batch(2, starts=[start(2, [2**32 - 1])]), "vocabulary"),
         (batch(2, starts=[start(2, [1], next_token_id=100)]), "vocabulary"),
         (batch(2, starts=[start(2, [1, 2], first_output_idx=2)]), "2 output tokens among its 2"),
         (batch(2, starts=[start(2, [1, 2], first_output_idx=-1)]), "-1 output tokens"),

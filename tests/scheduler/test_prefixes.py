@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from pdx.kv.pages import PagePool, Use
 from pdx.kv.prefix import next_key, root_key
-from pdx.request.batch import StepOutput
+from pdx.request.batch import SampledToken, StepOutput
 from pdx.request.request import SamplingParams
 from pdx.scheduler.scheduler import ScheduledPass, Scheduler, SchedulerLimits
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
@@ -237,6 +237,46 @@ def test_a_long_prompt_is_hashed_in_slices_and_admitted_after_the_last() -> None
     assert len(hashed) > 4
     assert max(after - before for before, after in itertools.pairwise(hashed)) < 500
     assert {sequence.request_id for sequence in admitted} == {1, 2}
+
+
+def arrived(num_pages: int, max_tokens: int) -> tuple[Scheduler, list[int]]:
+    """A decoder's prompt of so many pages, whose KV cache has just come all at once."""
+    limits = SchedulerLimits(page_size=PAGE, chunk_len=8, max_num_seqs=8, reserve_output_len=4)
+    scheduler = Scheduler(limits, PagePool(2 * num_pages), "model")
+    token_ids = list(range(num_pages * PAGE + 1))
+    scheduler.submit(1, token_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0))
+    while not scheduler.admit():
+        pass
+    scheduler.start(1, num_computed=num_pages * PAGE)
+    return scheduler, token_ids
+
+
+def test_the_pages_of_a_long_prompt_that_came_at_once_are_published_in_slices() -> None:
+    num_pages = 10_000
+    scheduler, _ = arrived(num_pages, max_tokens=9)
+    sequence = scheduler.sequence(1)
+    assert sequence is not None
+    published = [0, sequence.num_published]
+    while published[-1] < num_pages:
+        scheduled = scheduler.schedule()
+        assert scheduled is not None
+        token = SampledToken(request_id=1, token_id=5, logprob=0.0)
+        scheduler.postprocess(
+            StepOutput(pass_idx=scheduled.batch.pass_idx, tokens=[token], pass_s=0.0)
+        )
+        published.append(sequence.num_published)
+    assert max(after - before for before, after in itertools.pairwise(published)) <= 4096
+
+
+def test_a_long_prompt_that_ends_early_is_published_whole() -> None:
+    num_pages = 10_000
+    scheduler, token_ids = arrived(num_pages, max_tokens=9)
+    scheduler.abort(1)
+    assert scheduler.pool.counts().cached == num_pages
+    scheduler.submit(2, [*token_ids, 7], SamplingParams(max_tokens=1, temperature=0.0))
+    while not (admitted := scheduler.admit()):
+        pass
+    assert admitted[0].num_cached == num_pages * PAGE
 
 
 def test_a_prompt_that_leaves_is_hashed_no_further() -> None:

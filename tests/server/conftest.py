@@ -22,7 +22,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
-from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, recv_frame
+from pdx.request.frames import (
+    MAX_LOCAL_FRAME_BYTES,
+    encode_frame,
+    frame_decoder,
+    recv_frame,
+)
 from pdx.request.request import FinishReason
 from pdx.request.stream import (
     Abort,
@@ -101,7 +106,7 @@ class Frontend:
         theirs.close()
         self.config = self._config(folder, overrides)
         self.send(self.config)
-        decoder = msgspec.msgpack.Decoder(FromFrontend)
+        decoder = frame_decoder(FromFrontend)
         self.first = recv_frame(self.sock, decoder, MAX_LOCAL_FRAME_BYTES)
         self.sock.settimeout(None)
         self.thread = threading.Thread(target=self._read, args=(decoder,), daemon=True)

@@ -31,7 +31,7 @@ def test_messages_go_through_the_template(
 ) -> None:
     answer = post(http, messages=USER, max_tokens=4, return_token_ids=True)
     expected = tokenizer.encode(RENDERED, add_special_tokens=False)
-    assert talking.next(Submit).token_ids == expected == answer["prompt_token_ids"]
+    assert list(talking.next(Submit).token_ids) == expected == answer["prompt_token_ids"]
     assert len(answer["choices"][0]["token_ids"]) == 4
     assert answer["id"].startswith("chatcmpl-")
     assert answer["system_fingerprint"].startswith("pdx-")

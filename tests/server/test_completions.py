@@ -91,7 +91,7 @@ def test_each_prompt_of_a_list_is_a_choice(
 ) -> None:
     answer = post(http, prompt=["One", "Two two"], max_tokens=3)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
-    prompts = [talking.next(Submit).token_ids for _ in range(2)]
+    prompts = [list(talking.next(Submit).token_ids) for _ in range(2)]
     assert prompts == [tokenizer.encode("One"), tokenizer.encode("Two two")]
     assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
     assert answer["usage"]["completion_tokens"] == 6
@@ -109,7 +109,7 @@ def test_token_ids_are_taken_as_they_are(
     talking: Frontend, http: httpx.Client, prompt: list[Any], expected: list[list[int]]
 ) -> None:
     answer = post(http, prompt=prompt, max_tokens=1, return_token_ids=True)
-    assert [talking.next(Submit).token_ids for _ in expected] == expected
+    assert [list(talking.next(Submit).token_ids) for _ in expected] == expected
     assert [choice["prompt_token_ids"] for choice in answer["choices"]] == expected
 
 

@@ -84,7 +84,7 @@ def test_choices_draw_from_neighbouring_seeds(
     answer = http.post(COMPLETIONS, json=body).json()
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
     submits = [talking.next(Submit) for _ in range(6)]
-    assert [submit.token_ids for submit in submits] == [[5]] * 3 + [[6]] * 3
+    assert [list(submit.token_ids) for submit in submits] == [[5]] * 3 + [[6]] * 3
     assert [submit.sampling.seed for submit in submits] == expected * 2
     # A prompt counts once, however many choices it has.
     assert answer["usage"] == {

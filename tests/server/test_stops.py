@@ -75,7 +75,7 @@ def test_stop_ends_one_choice_and_not_the_others(
     frontend.script = lambda s: (
         [
             make_update(s.stream_id, [i])
-            for i in tokenizer.encode("a stop b" if s.token_ids == [5] else "a b")
+            for i in tokenizer.encode("a stop b" if list(s.token_ids) == [5] else "a b")
         ]
         + [make_update(s.stream_id, [2], FinishReason.STOP)]
     )

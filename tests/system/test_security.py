@@ -27,14 +27,15 @@ from pdx.messenger.messages import (
     Proof,
     Refuse,
 )
-from pdx.request.frames import encode_frame, recv_frame
+from pdx.request.frames import encode_frame, frame_decoder, recv_frame
+from pdx.request.ids import IdArray
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.nodes import Prefiller, decoder, prefiller, run_to_end
 from tests.system.prompts import prompt_of
 
 KV = ["--kv-memory", "16M"]
 SECRET = "correct horse battery staple"
-DECODER = msgspec.msgpack.Decoder(ControlMessage)
+DECODER = frame_decoder(ControlMessage)
 MANIFEST = Manifest(
     weights_id="w",
     text_id="t",
@@ -58,9 +59,9 @@ HELLO = Hello(
 )
 PREFILL = Prefill(
     transfer_id=1,
-    token_ids=[1],
+    token_ids=IdArray([1]),
     first_position=0,
-    page_indices=[0],
+    page_indices=IdArray([0]),
     slot=1,
     generation=0,
     atoms_by_rank=[3],

@@ -23,6 +23,7 @@ from pdx.messenger.manifest import Manifest, model_id, text_id
 from pdx.messenger.messages import Prefill
 from pdx.messenger.slots import SlotTable
 from pdx.request.batch import ScoredToken
+from pdx.request.ids import IdArray
 from tests.system.nodes import Prefiller
 
 LAYERS, PAGE, PAGES = 3, 16, 8
@@ -60,11 +61,12 @@ class Recorder:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"token_ids": [1, 999_999]}, "token id 999999 is outside"),
-        ({"token_ids": [-1]}, "token id -1 is outside"),
+        ({"token_ids": IdArray([1, 999_999])}, "token id 999999 is outside"),
+        ({"token_ids": IdArray([2**32 - 1])}, "token id 4294967295 is outside"),
         ({"prompt_logprobs": 10**9, "last_token_id": 1}, "prompt_logprobs must be"),
         ({"prompt_logprobs": 1, "last_token_id": 512}, "token id 512 is outside"),
-        ({"page_indices": [PAGES]}, "destination pages"),
+        ({"prompt_logprobs": 1, "last_token_id": -1}, "token id -1 is outside"),
+        ({"page_indices": IdArray([PAGES])}, "destination pages"),
         ({"atoms_by_rank": [LAYERS + 1]}, "the plan has"),
     ],
 )
@@ -106,8 +108,8 @@ async def test_a2_nonsense_is_refused_and_the_prefiller_goes_on(
         for transfer_id, fields in ((1, change), (2, {})):
             slot, generation = slots.take() or (0, 0)
             ask: dict[str, object] = {
-                "token_ids": [1],
-                "page_indices": [0],
+                "token_ids": IdArray([1]),
+                "page_indices": IdArray([0]),
                 "atoms_by_rank": [LAYERS],
             } | fields
             connector.link.start(
