@@ -14,6 +14,7 @@ from pdx.config.engine import EngineConfig
 from pdx.config.float8_split import check_float8_split
 from pdx.config.model import ModelConfig
 from pdx.engine.step_loop import Ranks
+from pdx.fabric import DeviceMemory
 from pdx.kv.geometry import check_tp_size, node_layout
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import PagePool
@@ -41,6 +42,7 @@ class KvMemory(Protocol):
     def progress_addresses(self) -> tuple[int, ...]: ...
     @property
     def progress_eventfds(self) -> tuple[int, ...]: ...
+    def device_memory(self) -> tuple[DeviceMemory, ...]: ...
     def close(self) -> None: ...
 
 
@@ -172,10 +174,15 @@ def _threads_of_one(tp_size: int) -> int:
 
 
 def mapped_memory(loaded: LoadedModel) -> MappedMemory:
-    """The ranks' memory as the fabric hub wants it."""
+    """The ranks' memory as the fabric hub wants it.
+
+    Raises:
+        PdxError: no network card can have it.
+    """
     return MappedMemory(
         kv_address=loaded.memory.kv_address,
         kv_bytes=loaded.memory.kv_bytes,
         progress_addresses=loaded.memory.progress_addresses,
         progress_eventfds=loaded.memory.progress_eventfds,
+        devices=loaded.memory.device_memory(),
     )

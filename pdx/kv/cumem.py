@@ -19,7 +19,7 @@ from typing import Any
 
 from pdx.errors import ConfigError, PdxError, WorkerError
 
-__all__ = ["GpuRange", "create_shared", "granularity_bytes"]
+__all__ = ["GpuRange", "create_shared", "export_dmabuf", "granularity_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -111,20 +111,42 @@ def create_shared(num_bytes: int, *, device: int) -> tuple[int, GpuRange]:
     return fd, mapped
 
 
+def export_dmabuf(address: int, num_bytes: int, *, device: int) -> int:
+    """A descriptor with which network cards are given mapped memory of one GPU.
+
+    Args:
+        address: where it is mapped in this process; it and ``num_bytes`` are multiples of a page.
+
+    Returns:
+        The descriptor, which the caller closes. The memory begins at its offset 0.
+
+    Raises:
+        PdxError: the GPU's driver cannot, or refused.
+    """
+    if not _has(device, "DMA_BUF"):
+        raise ConfigError(
+            f"CUDA device {device} gives network cards no memory: no DMA_BUF",
+            hint="this needs NVIDIA's open kernel modules and Linux 5.12: pdx inspect fabric",
+        )
+    kind = _driver().CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+    return int(_call("cuMemGetHandleForAddressRange", device, address, num_bytes, kind, 0))
+
+
+def _has(device: int, name: str) -> bool:
+    """Whether a GPU supports something."""
+    attributes = _driver().CUdevice_attribute
+    attribute = getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}_SUPPORTED")
+    ordinal = _call("cuDeviceGet", device, device)
+    return bool(_call("cuDeviceGetAttribute", device, attribute, ordinal))
+
+
 def _properties(device: int) -> Any:
     """Of memory that is exported as a descriptor, and that network cards can reach where the GPU
     allows it.
     """
     driver = _driver()
-    attributes = driver.CUdevice_attribute
-    ordinal = _call("cuDeviceGet", device, device)
-
-    def has(name: str) -> bool:
-        attribute = getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}_SUPPORTED")
-        return bool(_call("cuDeviceGetAttribute", device, attribute, ordinal))
-
     for name in ("VIRTUAL_MEMORY_MANAGEMENT", "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"):
-        if not has(name):
+        if not _has(device, name):
             raise ConfigError(
                 f"CUDA device {device} cannot share memory between processes: no {name}",
                 hint="choose another GPU with --device or CUDA_VISIBLE_DEVICES",
@@ -133,7 +155,7 @@ def _properties(device: int) -> Any:
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location = _location(device)
     properties.requestedHandleTypes = _posix_descriptor()
-    properties.allocFlags.gpuDirectRDMACapable = int(has("GPU_DIRECT_RDMA_WITH_CUDA_VMM"))
+    properties.allocFlags.gpuDirectRDMACapable = int(_has(device, "GPU_DIRECT_RDMA_WITH_CUDA_VMM"))
     return properties
 
 

@@ -7,14 +7,16 @@ link they concern.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pdx.errors import FabricError
+from pdx.errors import ConfigError, FabricError
 from pdx.fabric import (
+    DeviceMemory,
     Fabric,
     FabricEvent,
     FabricOptions,
@@ -52,6 +54,8 @@ class MappedMemory:
     progress_addresses: tuple[int, ...]
     #: Of each rank; written by it after each progress store.
     progress_eventfds: tuple[int, ...]
+    #: Of each rank whose KV lies on a GPU.
+    devices: tuple[DeviceMemory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +98,19 @@ class FabricHub:
         Args:
             bind_hosts: addresses to stripe over; without them a fabric takes the control
                 connection's.
+
+        Raises:
+            ConfigError: the ranks' memory is more than one registration can hold.
         """
+        if len(memory.devices) > 1:
+            gpus = ", ".join(str(device.cuda_device) for device in memory.devices)
+            raise ConfigError(
+                f"the KV memory of {len(memory.devices)} ranks lies on GPUs {gpus}: a network card "
+                "is given one GPU's memory at a time",
+                hint="use --tp 1 with --device cuda, and more nodes",
+            )
         self.memory = memory
-        self._options = options
+        self._options = dataclasses.replace(options, device_memory=bool(memory.devices))
         self._bind_hosts = tuple(bind_hosts)
         self._opener = opener
         #: By provider and, for network providers, the local addresses.
@@ -151,7 +165,8 @@ class FabricHub:
     def _open(self, provider: Provider, hosts: Sequence[str]) -> _OpenFabric:
         fabric = self._opener(provider=provider, bind_host=hosts, options=self._options)
         try:
-            region = fabric.register(self.memory.kv_address, self.memory.kv_bytes)
+            device = next(iter(self.memory.devices), None)
+            region = fabric.register(self.memory.kv_address, self.memory.kv_bytes, device=device)
             for eventfd in self.memory.progress_eventfds:
                 fabric.add_wakeup(eventfd)
         except FabricError:

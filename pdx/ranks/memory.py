@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pdx.errors import WorkerError
-from pdx.kv.cumem import GpuRange
+from pdx.fabric import DeviceMemory
+from pdx.kv.cumem import GpuRange, export_dmabuf
 from pdx.kv.layout import NodeLayout
 from pdx.kv.progress import PROGRESS_BYTES
 
@@ -60,6 +61,8 @@ class NodeMemory:
         """
         assert len(ranks) == layout.tp_size
         self.kv_bytes = layout.total_bytes
+        self._rank_stride_bytes = layout.rank_stride_bytes
+        self._devices = tuple(r.cuda_device for r in ranks if r.cuda_device is not None)
         with ExitStack() as undo:
             for rank in ranks:
                 undo.callback(rank.close)
@@ -70,6 +73,21 @@ class NodeMemory:
             self.progress_addresses = tuple(_address(mapping) for mapping in progress)
             self.progress_eventfds = tuple(rank.progress_eventfd for rank in ranks)
             self._undo = undo.pop_all()
+
+    def device_memory(self) -> tuple[DeviceMemory, ...]:
+        """What network cards are given of each rank's KV; empty where it is the host's.
+
+        The descriptors stay open until :meth:`close`.
+
+        Raises:
+            PdxError: a GPU's driver gives none.
+        """
+        stride, found = self._rank_stride_bytes, []
+        for rank_idx, device in enumerate(self._devices):
+            fd = export_dmabuf(self.kv_address + rank_idx * stride, stride, device=device)
+            self._undo.callback(os.close, fd)
+            found.append(DeviceMemory(dmabuf_fd=fd, cuda_device=device))
+        return tuple(found)
 
     def close(self) -> None:
         """Unmap. Nobody may use the addresses afterwards."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pdx.errors import WorkerError
+from pdx.fabric import DeviceMemory
 from pdx.fabric.simulated import AddressSpace
 from pdx.kv.layout import NodeLayout
 from pdx.kv.progress import end_value, layer_value
@@ -71,6 +72,10 @@ class SimulatedMemory:
     def store_progress(self, value: int, rank_idx: int) -> None:
         """A rank's progress, where the fabric's worker sees it."""
         self._space.store_word(self.progress_addresses[rank_idx], value)
+
+    def device_memory(self) -> tuple[DeviceMemory, ...]:
+        """None: all of it is the host's."""
+        return ()
 
     def close(self) -> None:
         """Forget the addresses."""

@@ -27,7 +27,7 @@ enum {
 };
 enum { MINIMUM = 2 << 20, RECOMMENDED = 4 << 20 };
 enum { NUM_DEVICES = 2, DEVICE_BYTES = 1 << 30 };
-enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, READ_WRITE = 3 };
+enum { ON_DEVICE = 1, PINNED = 1, POSIX_FD = 1, DMA_BUF = 1, READ_WRITE = 3, PAGE = 4096 };
 enum { MAX = 64 };
 
 typedef struct {
@@ -156,9 +156,10 @@ static int no_access(CUptr address, size_t bytes) {
     return mmap((void*)address, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED;
 }
 
-// Virtual memory 102, POSIX descriptors 103, GPUDirect with virtual memory 110.
+// Virtual memory 102, POSIX descriptors 103, GPUDirect with virtual memory 110, DMA-BUFs 124.
 static int has(int attribute) {
-    return attribute != lacking && (attribute == 102 || attribute == 103 || attribute == 110);
+    return attribute != lacking &&
+           (attribute == 102 || attribute == 103 || attribute == 110 || attribute == 124);
 }
 
 static int valid(const Properties* p) {
@@ -293,6 +294,23 @@ CUresult cuMemSetAccess(CUptr address, size_t bytes, const Access* access, size_
     if (access->location.id != mapping->allocation->device) return INVALID_DEVICE;
     if (access->flags != READ_WRITE) return INVALID_VALUE;
     return mprotect((void*)address, bytes, PROT_READ | PROT_WRITE) ? INVALID_VALUE : SUCCESS;
+}
+
+// A DMA-BUF is one GPU's memory, all of it mapped. What comes back is the file behind it, which says
+// nothing of a place within: so the range begins where a mapping does.
+CUresult cuMemGetHandleForAddressRange(void* out, CUptr address, size_t bytes, int kind,
+                                       CUptr flags) {
+    CALL("cuMemGetHandleForAddressRange");
+    if (kind != DMA_BUF || flags || !bytes || bytes % PAGE || address % PAGE) return INVALID_VALUE;
+    for (int i = 0; i < MAX; i++) {
+        if (!mappings[i].bytes || mappings[i].address != address) continue;
+        if (!within(&mappings[i], address, bytes)) return INVALID_VALUE;
+        if (!has(124)) return NOT_SUPPORTED;
+        int fd = dup(mappings[i].allocation->fd);
+        if (fd < 0) abort();
+        return *(int*)out = fd, SUCCESS;
+    }
+    return INVALID_VALUE;
 }
 
 CUresult cuMemUnmap(CUptr address, size_t bytes) {

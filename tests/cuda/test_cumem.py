@@ -14,6 +14,8 @@ import pytest
 Environment = dict[str, str]
 _DRIVER = Path("/proc/driver/nvidia/version")
 NOTHING = [0, 0, 0, 0]
+#: Of the scenarios' layout.
+RANK_BYTES = 3 * 96 * 2 * 2 * 16 * 64 * 4
 #: What stays taken when the driver refuses to take it back: allocations, handles, mappings,
 #: reservations.
 STAYS = {
@@ -85,6 +87,7 @@ def test_every_call_that_fails_is_named_and_leaks_nothing(double: Environment) -
         "cuMemSetAccess",
         "cuMemExportToShareableHandle",
         "cuMemImportFromShareableHandle",
+        "cuMemGetHandleForAddressRange",
         *STAYS,
     }
 
@@ -97,6 +100,20 @@ def test_a_device_that_cannot_share_is_refused(double: Environment) -> None:
         kind, message, hint = found[case]
         assert kind == "ConfigError" and "device 1 cannot share memory" in message and hint
     assert found["no GPUDirect"] == [], "nothing but network cards misses it"
+    kind, message, hint = found["no DMA-BUF"]
+    assert kind == "ConfigError" and "gives network cards no memory" in message and hint
+
+
+def test_a_nodes_gpu_memory_is_registered_whole_and_written_over_a_fabric(
+    double: Environment,
+) -> None:
+    """As far as a host without network cards for GPUs goes: the core refuses to open one."""
+    found = run("fabric", double)
+    assert found["registered"] == [[gpu, RANK_BYTES, True] for gpu in (0, 1)]
+    assert found["atoms"] == 3 and found["arrived"]
+    kind, message, hint = found["two GPUs"]
+    assert kind == "ConfigError" and "GPUs 0, 1" in message and "--tp 1" in hint
+    assert found["unchanged"] and found["fds"] == 0
 
 
 @pytest.mark.skipif(_DRIVER.exists(), reason="there is a driver")
