@@ -41,6 +41,7 @@ from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from pdx.runner.memory import export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
+from pdx.runner.progress import HostProgress
 from pdx.weights.load import load_parameters
 
 MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
@@ -62,7 +63,8 @@ class Pdx:
             layout, getattr(torch, dtype), torch.device("cpu"), poison=True
         )
         self._progress = export_progress()
-        self._runner = ModelRunner(model.eval(), config, kv, layout, self._progress[2], LoneRank())
+        progress = HostProgress(self._progress[2])
+        self._runner = ModelRunner(model.eval(), config, kv, layout, progress, LoneRank())
         self._pass_idx = 0
 
     def measure(self, prefill_len: int, num_steps: int) -> dict[str, float]:

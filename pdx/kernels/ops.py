@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from pdx.errors import ConfigError
@@ -24,6 +25,7 @@ from pdx.kernels.reference.expert_mlp import expert_mlp
 from pdx.kernels.reference.linear import linear
 from pdx.kernels.reference.mla_append import mla_append
 from pdx.kernels.reference.mla_attention import mla_attention, mla_chunk_attention
+from pdx.kernels.reference.mla_contexts import mla_contexts
 from pdx.kernels.reference.paged_attention import paged_attention
 from pdx.kernels.reference.rms_norm import rms_norm
 from pdx.kernels.reference.rope import rope, rope_interleaved
@@ -48,10 +50,13 @@ class Ops:
     rope_interleaved: Callable[[Tensor, Tensor, Tensor], Tensor]
     mla_append: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PagedBatch, bool], None]
     mla_attention: Callable[[Tensor, Tensor, PagedBatch, float, int], Tensor]
+    mla_contexts: Callable[[Tensor, PagedBatch, int], Tensor]
     mla_chunk_attention: Callable[[Tensor, Tensor, Tensor, Tensor, PagedBatch, float], Tensor]
     softmax_routing: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
     grouped_routing: Callable[[Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]]
     expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    #: Whether batches come to them with their tensors on the device (``device_batch``).
+    reads_device_batch: bool = False
 
 
 REFERENCE_OPS = Ops(
@@ -65,6 +70,7 @@ REFERENCE_OPS = Ops(
     rope_interleaved=rope_interleaved,
     mla_append=mla_append,
     mla_attention=mla_attention,
+    mla_contexts=mla_contexts,
     mla_chunk_attention=mla_chunk_attention,
     softmax_routing=softmax_routing,
     grouped_routing=grouped_routing,
@@ -93,31 +99,55 @@ _CPU_OPS = replace(
 
 
 def ops_for(device: str) -> Ops:
-    """The ops of a device; with ``PDX_KERNELS=interpret``, Triton's kernels on a CPU.
+    """The ops of a device.
+
+    Args:
+        device: "cuda" or "cuda:N": Triton's kernels, compiled. "cpu": this host's own ops; with
+            ``PDX_KERNELS=interpret`` the same kernels, in Triton's interpreter.
 
     Raises:
-        ConfigError: the device is not served, or ``PDX_KERNELS`` says something else.
+        ConfigError: the device is not served, ``PDX_KERNELS`` says something else, or Triton is
+            missing.
     """
-    if device != "cpu":
-        raise ConfigError(f"device {device!r} is not served", hint="use --device cpu")
-    kernels = os.environ.get("PDX_KERNELS", "")
-    if kernels == "interpret":
-        return _interpreted_ops()
-    if kernels:
+    kind, kernels = device.partition(":")[0], os.environ.get("PDX_KERNELS", "")
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not served", hint="use --device cpu or cuda")
+    if kernels not in ("", "interpret"):
         raise ConfigError(f"PDX_KERNELS is {kernels!r}", hint="set it to interpret, or unset it")
-    return _CPU_OPS
+    if kind == "cuda":
+        if kernels:
+            raise ConfigError(
+                "PDX_KERNELS=interpret is for ranks on a CPU",
+                hint="unset it, or use --device cpu",
+            )
+        return _triton_ops()
+    return _interpreted_ops() if kernels else _CPU_OPS
 
 
 def _interpreted_ops() -> Ops:
-    # Here, because only this process wants Triton, which takes a second to import.
-    from pdx.kernels import triton_ops
+    ops = _triton_ops()
+    from pdx.kernels import interpreter
 
-    triton_ops.prepare_interpreter()
+    interpreter.install()
+    return ops
+
+
+def _triton_ops() -> Ops:
+    # Here, because only these ranks want Triton, which takes a second to import.
+    try:
+        from pdx.kernels import triton_ops
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "triton":
+            raise
+        raise ConfigError(
+            "the kernels of GPUs need Triton, which is not installed", hint="pip install triton"
+        ) from error
     return replace(
         REFERENCE_OPS,
         rms_norm=triton_ops.rms_norm,
         add_rms_norm=triton_ops.add_rms_norm,
         silu_mul=triton_ops.silu_mul,
+        linear=torch.nn.functional.linear,
         rope=triton_ops.rope,
         rope_kv_append=triton_ops.rope_kv_append,
         paged_attention=triton_ops.PagedAttention(),
@@ -125,4 +155,5 @@ def _interpreted_ops() -> Ops:
         mla_append=triton_ops.mla_append,
         mla_attention=triton_ops.MlaAttention(),
         mla_chunk_attention=triton_ops.MlaChunkAttention(),
+        reads_device_batch=True,
     )

@@ -1,20 +1,18 @@
 """The Triton kernels with the face of :class:`Ops`. Imported only by ranks that run them.
 
-Today that is a rank with ``PDX_KERNELS=interpret``: tiny models end to end through the kernels, on
-a CPU, to show that they are right where they are used. Its main thread.
+Compiled on a GPU; with ``PDX_KERNELS=interpret`` in Triton's interpreter, on a CPU: tiny models end
+to end through the kernels, to show that they are right where they are used. The main thread.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pdx.errors import ConfigError
+from pdx.kernels.device_batch import PartTables, PassTables
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_kv_append import mla_kv_append
 from pdx.kernels.mla_prefill import mla_prefill
-from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
@@ -29,7 +27,6 @@ __all__ = [
     "PagedAttention",
     "add_rms_norm",
     "mla_append",
-    "prepare_interpreter",
     "rms_norm",
     "rope",
     "rope_interleaved",
@@ -38,20 +35,10 @@ __all__ = [
 ]
 
 
-def prepare_interpreter() -> None:
-    """Keep numpy from telling of each exp2(-inf), of which a softmax has many."""
-    np.seterr(all="ignore")
-
-
 def rope_kv_append(
     k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: PagedBatch
 ) -> None:
-    """See ``kernels/reference/rope_kv_append``.
-
-    Raises:
-        ConfigError: the dtype is one that the interpreter has no arithmetic for.
-    """
-    _check_dtype(k)
+    """See ``kernels/reference/rope_kv_append``."""
     append(k[:, :0], k, v, cos, sin, kv, batch.token_pages, batch.token_offsets)
 
 
@@ -69,22 +56,9 @@ def mla_append(
     batch: PagedBatch,
     interleaved: bool,
 ) -> None:
-    """See ``kernels/reference/mla_append``.
-
-    Raises:
-        ConfigError: the dtype is one that the interpreter has no arithmetic for.
-    """
-    _check_dtype(k_rope)
+    """See ``kernels/reference/mla_append``."""
     places = batch.token_pages, batch.token_offsets
     mla_kv_append(latent, k_rope, cos, sin, kv, *places, interleaved=interleaved)
-
-
-def _check_dtype(x: Tensor) -> None:
-    if x.dtype != torch.float32:
-        raise ConfigError(
-            f"Triton's interpreter computes {str(x.dtype).removeprefix('torch.')} wrongly",
-            hint="use --dtype float32 with PDX_KERNELS=interpret",
-        )
 
 
 class PagedAttention:
@@ -95,18 +69,15 @@ class PagedAttention:
 
     def __init__(self) -> None:
         self._batch: PagedBatch | None = None
-        self._tables: tuple[PageTables, PageTables] | None = None
+        self._tables: PassTables | None = None
 
     def __call__(self, q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
         """See ``kernels/reference/paged_attention``."""
         if batch is not self._batch or self._tables is None:
-            steps = [span for span in batch.spans if span.num_tokens == 1]
-            self._tables = (PageTables.of(steps, q.device), PageTables.of(batch.chunks, q.device))
-            self._batch = batch
-        steps_tables, chunk_tables = self._tables
+            self._tables, self._batch = PassTables.of(batch, q.device), batch
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        paged_decode(q, kv, steps_tables, scale, out=out)
-        return paged_prefill(q, kv, chunk_tables, scale, out=out)
+        paged_decode(q, kv, self._tables.steps, scale, out=out)
+        return paged_prefill(q, kv, self._tables.chunks, scale, out=out)
 
 
 class MlaAttention:
@@ -114,15 +85,15 @@ class MlaAttention:
 
     def __init__(self) -> None:
         self._batch: PagedBatch | None = None
-        self._tables: PageTables | None = None
+        self._tables: PartTables | None = None
 
     def __call__(
         self, q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, latent_dim: int
     ) -> Tensor:
         """See ``kernels/reference/mla_attention``."""
         if batch is not self._batch or self._tables is None:
-            self._tables, self._batch = PageTables.of(batch.spans, q.device), batch
-        return mla_decode(q, kv, self._tables, scale, latent_dim)
+            self._tables, self._batch = PartTables.of(batch, q.device), batch
+        return mla_decode(q, kv, self._tables.spans, scale, latent_dim)
 
 
 class MlaChunkAttention:
@@ -130,7 +101,7 @@ class MlaChunkAttention:
 
     def __init__(self) -> None:
         self._batch: PagedBatch | None = None
-        self._tables: tuple[PageTables, Tensor] | None = None
+        self._tables: PartTables | None = None
 
     def __call__(
         self,
@@ -143,8 +114,6 @@ class MlaChunkAttention:
     ) -> Tensor:
         """See ``kernels/reference/mla_attention``."""
         if batch is not self._batch or self._tables is None:
-            tables = PageTables.of(batch.spans, q.device)
-            starts = tables.context_lens.cumsum(0, dtype=torch.int32) - tables.context_lens
-            self._tables, self._batch = (tables, starts), batch
-        tables, starts = self._tables
-        return mla_prefill(q, k_nope, k_rope, v, tables, starts, scale)
+            self._tables, self._batch = PartTables.of(batch, q.device), batch
+        tables = self._tables
+        return mla_prefill(q, k_nope, k_rope, v, tables.spans, tables.context_starts, scale)

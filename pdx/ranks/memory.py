@@ -71,7 +71,11 @@ class NodeMemory:
             for mapping in progress:
                 undo.callback(mapping.close)
             self.progress_addresses = tuple(_address(mapping) for mapping in progress)
-            self.progress_eventfds = tuple(rank.progress_eventfd for rank in ranks)
+            # A GPU's word is stored by a kernel, which wakes nobody: without a descriptor to wait
+            # for, readers look at the word again and again while they expect something of it.
+            self.progress_eventfds = tuple(
+                rank.progress_eventfd for rank in ranks if rank.cuda_device is None
+            )
             self._undo = undo.pop_all()
 
     def device_memory(self) -> tuple[DeviceMemory, ...]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pdx.errors import SiblingLost
+from pdx.errors import ConfigError, SiblingLost
 from pdx.models.sharding import LoneRank, TpGroup
 from pdx.request.rank import RankConfig
 
@@ -24,23 +24,33 @@ __all__ = ["join_group"]
 _TIMEOUT = timedelta(hours=1)
 
 
-def join_group(config: RankConfig) -> TpGroup:
+def join_group(config: RankConfig, device: torch.device) -> TpGroup:
     """Meet the other ranks; returns when all are there.
 
+    Args:
+        device: of this rank, on which what is summed and exchanged lies.
+
     Raises:
+        ConfigError: this PyTorch cannot connect GPUs.
         SiblingLost: they cannot be reached.
     """
     if config.tp_size == 1:
         return LoneRank()
     # All ranks of a node are on one host; its name may resolve to an address that is not there.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device.type == "cuda" and not dist.is_nccl_available():
+        raise ConfigError(
+            f"this PyTorch ({torch.__version__}) has no NCCL, which several GPU ranks need",
+            hint="install PyTorch for CUDA (pytorch.org), or use --tp 1",
+        )
     with _errors_of_siblings():
         dist.init_process_group(
-            "gloo" if config.device == "cpu" else "nccl",
+            "gloo" if device.type == "cpu" else "nccl",
             init_method=f"file://{config.rendezvous}",
             rank=config.tp_rank,
             world_size=config.tp_size,
             timeout=_TIMEOUT,
+            device_id=None if device.type == "cpu" else device,
         )
     return _ProcessGroup(config.tp_rank, config.tp_size)
 

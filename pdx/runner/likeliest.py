@@ -26,7 +26,7 @@ def likeliest_ids(logits: Tensor, num: int) -> npt.NDArray[np.int64]:
     """
     vocab_size = logits.shape[1]
     # One more than asked for shows where equal logits stand on both sides of the cut.
-    values, ids = (x.numpy() for x in torch.topk(logits, min(num + 1, vocab_size)))
+    values, ids = (x.cpu().numpy() for x in torch.topk(logits, min(num + 1, vocab_size)))
     order = np.lexsort((ids, -values))
     best: npt.NDArray[np.int64] = np.take_along_axis(ids, order, axis=-1)[:, :num]
     if num < vocab_size:
@@ -44,7 +44,7 @@ def top_logprobs(logits: Tensor, log_sums: Tensor, num: int) -> list[list[tuple[
         num: 1 or more; more than V gives V.
     """
     ids = likeliest_ids(logits, min(num, logits.shape[1]))
-    logprobs = logits.gather(1, torch.from_numpy(ids)) - log_sums[:, None]
+    logprobs = logits.gather(1, torch.from_numpy(ids).to(logits.device)) - log_sums[:, None]
     rows: Any = zip(ids.tolist(), logprobs.tolist(), strict=True)
     return [list(zip(row_ids, row_logprobs, strict=True)) for row_ids, row_logprobs in rows]
 
@@ -52,5 +52,5 @@ def top_logprobs(logits: Tensor, log_sums: Tensor, num: int) -> list[list[tuple[
 def _first_of_equals(row: Tensor, lowest: float, num: int) -> npt.NDArray[np.int64]:
     candidates = (row >= lowest).nonzero().flatten()
     order = torch.argsort(row[candidates], descending=True, stable=True)
-    ids: npt.NDArray[np.int64] = candidates[order[:num]].numpy()
+    ids: npt.NDArray[np.int64] = candidates[order[:num]].cpu().numpy()
     return ids

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pdx.config.model import ModelConfig
-from pdx.kernels.cpu.progress import ProgressWord
+from pdx.kernels.device_batch import host_arrays, on_device
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kv.layout import KvLayout
-from pdx.kv.progress import end_value, layer_value
 from pdx.models.registry import CausalLM
 from pdx.models.sharding import TpGroup
 from pdx.request.batch import Batch, SampledToken, StepOutput
-from pdx.runner.memory import kv_tensor
+from pdx.runner.device import RankDevice
+from pdx.runner.device_sampler import draw_arrays, draw_tokens, to_tokens
+from pdx.runner.progress import Progress
 from pdx.runner.prompt_scores import score_prompts
 from pdx.runner.requests import Draw, PassInputs, RequestTable
 from pdx.runner.sampler import sample
@@ -33,9 +34,10 @@ class ModelRunner:
         config: ModelConfig,
         kv: Tensor,
         layout: KvLayout,
-        progress: ProgressWord,
+        progress: Progress,
         tp: TpGroup,
         tokenless_ids: Sequence[int] = (),
+        device: RankDevice | None = None,
     ) -> None:
         self._tp = tp
         self._model = model
@@ -43,24 +45,29 @@ class ModelRunner:
         self._layout = layout
         self._vocab_size = config.vocab_size
         self._progress = progress
+        self._device = device or RankDevice.host()
         #: int64: ids that no tokenizer knows (see ``pdx.config.token_ids``).
-        self._tokenless_ids = torch.tensor(tokenless_ids, dtype=torch.int64)
+        self._tokenless_ids = torch.tensor(
+            tokenless_ids, dtype=torch.int64, device=self._device.torch_device
+        )
         self._requests = RequestTable(
             page_size=layout.page_size, num_pages=layout.num_pages, vocab_size=config.vocab_size
         )
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """One token on scratch memory, to have first-use work behind us. Publishes nothing."""
-        scratch = kv_tensor(
-            bytearray(self._layout.total_bytes // self._layout.num_pages),
-            _with_one_page(self._layout),
-            self._kv.dtype,
-        )
-        token = torch.zeros(1, dtype=torch.int64)
-        paged = PagedBatch.build(self._layout.page_size, [(0, 1, [0])])
-        hidden = self._model(token, token, scratch, paged, lambda layer_idx: None)
-        self._model.logits(hidden)
+        """A token, and on a GPU a chunk, on scratch memory, to have first-use work behind us.
+        Publishes nothing.
+        """
+        scratch = torch.zeros_like(self._kv[:, :1], memory_format=torch.contiguous_format)
+        lengths = (1, min(2, self._layout.page_size)) if scratch.is_cuda else (1,)
+        for num_tokens in lengths:
+            tokens = torch.arange(num_tokens)
+            paged = PagedBatch.build(self._layout.page_size, [(0, num_tokens, [0])])
+            arrays = self._arrays(tokens, tokens, paged, pass_base=0)
+            hidden = self._forward(arrays, paged, scratch, lambda layer_idx: None)
+            self._model.logits(hidden[-1:])
+        self._device.finish()
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepOutput:
@@ -71,12 +78,19 @@ class ModelRunner:
         """
         started = time.perf_counter()
         inputs = self._requests.begin_pass(batch)
+        arrays, num_layers = self._pass_arrays(batch.pass_idx, inputs), self._layout.num_layers
+        self._progress.begin(batch.pass_idx * (num_layers + 1), arrays["pass_base"])
         for page_idx, first_unused in inputs.zero_tails:
             self._kv[:, page_idx, :, :, first_unused:] = 0
-        hidden = self._run_model(inputs, self._publisher(batch.pass_idx))
-        self._progress.publish(end_value(batch.pass_idx, self._layout.num_layers))
-        tokens = self._sample(hidden, inputs.draws)
+        hidden = torch.empty(0)  # a rank without work still takes part in the count of passes
+        if len(inputs.token_ids):
+            hidden = self._forward(
+                arrays, inputs.paged, self._kv, lambda layer: self._progress.publish(layer + 1)
+            )
+        self._progress.publish(num_layers + 1)
+        tokens = self._sample(hidden, inputs.draws, arrays)
         scores = score_prompts(hidden, self._logits, inputs.score_spans, self._vocab_size)
+        self._device.finish()
         return StepOutput(
             pass_idx=batch.pass_idx,
             tokens=tokens,
@@ -84,16 +98,85 @@ class ModelRunner:
             pass_s=time.perf_counter() - started,
         )
 
-    def _sample(self, hidden: Tensor, draws: tuple[Draw, ...]) -> list[SampledToken]:
+    def _pass_arrays(self, pass_idx: int, inputs: PassInputs) -> dict[str, Tensor]:
+        """All that a pass reads, on the device."""
+        base = pass_idx * (self._layout.num_layers + 1)
+        more = {}
+        if self._device.staged and inputs.draws:
+            more = draw_arrays(inputs.draws, self._vocab_size)
+        return self._arrays(
+            inputs.token_ids, inputs.positions, inputs.paged, pass_base=base, more=more
+        )
+
+    def _arrays(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        paged: PagedBatch,
+        *,
+        pass_base: int,
+        more: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        tables = host_arrays(paged) if self._device.staged else {}
+        return self._device.upload(
+            {
+                "pass_base": torch.tensor([pass_base]),
+                "token_ids": token_ids,
+                "positions": positions,
+                **tables,
+                **(more or {}),
+            }
+        )
+
+    def _forward(
+        self,
+        arrays: Mapping[str, Tensor],
+        paged: PagedBatch,
+        kv: Tensor,
+        on_layer_kv_ready: Callable[[int], None],
+    ) -> Tensor:
+        batch = on_device(paged, arrays) if self._device.staged else paged
+        hidden: Tensor = self._model(
+            arrays["token_ids"], arrays["positions"], kv, batch, on_layer_kv_ready
+        )
+        return hidden
+
+    def _sample(
+        self, hidden: Tensor, draws: tuple[Draw, ...], arrays: Mapping[str, Tensor]
+    ) -> list[SampledToken]:
         if not draws:
             return []
-        rows = torch.tensor([draw.row for draw in draws])
-        logits = self._logits(hidden[rows])
-        tokens = sample(logits, draws) if self._tp.rank == 0 else []
-        token_ids = torch.tensor([t.token_id for t in tokens] or [0] * len(draws))
-        for draw, token_id in zip(draws, self._tp.from_leader(token_ids).tolist(), strict=True):
+        draw_on = self._draw_on_device if self._device.staged else self._draw_on_host
+        tokens, token_ids = draw_on(hidden, draws, arrays)
+        for draw, token_id in zip(draws, token_ids, strict=True):
             self._requests.append_sampled(draw.request_id, token_id)
         return tokens
+
+    def _draw_on_host(
+        self, hidden: Tensor, draws: tuple[Draw, ...], arrays: Mapping[str, Tensor]
+    ) -> tuple[list[SampledToken], list[int]]:
+        """The leader's tokens, and on all ranks their ids."""
+        logits = self._logits(hidden[torch.tensor([draw.row for draw in draws])])
+        tokens = sample(logits, draws) if self._tp.rank == 0 else []
+        token_ids = torch.tensor([t.token_id for t in tokens] or [0] * len(draws))
+        return tokens, self._tp.from_leader(token_ids).tolist()
+
+    def _draw_on_device(
+        self, hidden: Tensor, draws: tuple[Draw, ...], arrays: Mapping[str, Tensor]
+    ) -> tuple[list[SampledToken], list[int]]:
+        """As on the host; the host waits once, for a single tensor."""
+        logits = self._logits(hidden[arrays["draw.rows"]])
+        if self._tp.rank != 0:
+            ids = self._tp.from_leader(torch.zeros_like(arrays["draw.rows"]))
+            return [], self._device.download(ids).tolist()
+        num_tops = max(draw.sampling.logprobs or 0 for draw in draws)
+        drawn = draw_tokens(logits, arrays, min(num_tops, self._vocab_size))
+        ids = self._tp.from_leader(drawn.token_ids)
+        # Ids are exact in float64.
+        columns = torch.cat([ids[:, None].double(), drawn.told], dim=1)
+        rows = self._device.download(columns).tolist()
+        token_ids = [int(row[0]) for row in rows]
+        return to_tokens(token_ids, [row[1:] for row in rows], draws), token_ids
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[N, H] -> float32 [N, V], -inf for ids without a token: they are never drawn, and no
@@ -101,31 +184,3 @@ class ModelRunner:
         """
         logits: Tensor = self._model.logits(hidden)
         return logits.index_fill_(1, self._tokenless_ids, float("-inf"))
-
-    def _run_model(self, inputs: PassInputs, on_layer_kv_ready: Callable[[int], None]) -> Tensor:
-        if not len(inputs.token_ids):
-            return torch.empty(0)  # a rank without work still takes part in the count of passes
-        hidden: Tensor = self._model(
-            inputs.token_ids, inputs.positions, self._kv, inputs.paged, on_layer_kv_ready
-        )
-        return hidden
-
-    def _publisher(self, pass_idx: int) -> Callable[[int], None]:
-        num_layers = self._layout.num_layers
-
-        def publish(layer_idx: int) -> None:
-            self._progress.publish(layer_value(pass_idx, layer_idx, num_layers))
-
-        return publish
-
-
-def _with_one_page(layout: KvLayout) -> KvLayout:
-    return KvLayout(
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        page_size=layout.page_size,
-        num_pages=1,
-        itemsize=layout.itemsize,
-        num_parts=layout.num_parts,
-    )

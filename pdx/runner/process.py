@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from pdx.config.model import ModelConfig
 from pdx.config.token_ids import ids_without_token
-from pdx.errors import ConfigError
-from pdx.kernels.ops import ops_for
+from pdx.errors import ConfigError, WorkerError
+from pdx.kernels.ops import Ops, ops_for
 from pdx.kv.geometry import kv_layout, num_pages_in
 from pdx.kv.layout import KvLayout
 from pdx.models.registry import CausalLM, build_drafts, build_model
@@ -20,8 +21,10 @@ from pdx.models.sharding import TpGroup
 from pdx.request.rank import RankConfig, RankLoading, RankReady
 from pdx.runner.channel import Channel
 from pdx.runner.collectives import join_group
+from pdx.runner.device import RankDevice, open_device
 from pdx.runner.memory import export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
+from pdx.runner.progress import HostProgress, KernelProgress, Progress
 from pdx.weights.load import load_parameters
 
 __all__ = ["serve"]
@@ -41,12 +44,21 @@ def serve(channel: Channel) -> None:
     model_config = ModelConfig.load(folder)
     tokenless_ids = ids_without_token(folder, model_config.vocab_size)
     layout = _layout(config, model_config)
-    tp = join_group(config)
-    model = _load(config, model_config, tp, _reporter(channel))
-    exported, kv = export_kv(layout, _DTYPES[config.dtype], _device(config), poison=config.poison)
-    progress_memory, eventfd, progress = export_progress()
-    runner = ModelRunner(model, model_config, kv, layout, progress, tp, tokenless_ids)
-    runner.warm_up()
+    ops = ops_for(config.device)
+    device = open_device(config, staged=ops.reads_device_batch)
+    tp = join_group(config, device.torch_device)
+    with _told_of_memory(device):
+        model = _load(config, model_config, ops, tp, device, _reporter(channel))
+        device.check_room("KV memory", layout.total_bytes)
+        exported, kv = export_kv(
+            layout, _DTYPES[config.dtype], device.torch_device, poison=config.poison
+        )
+        progress_memory, eventfd, word = export_progress()
+        progress: Progress = HostProgress(word)
+        if device.staged:
+            progress = KernelProgress(progress_memory.mapping, eventfd, device.torch_device)
+        runner = ModelRunner(model, model_config, kv, layout, progress, tp, tokenless_ids, device)
+        runner.warm_up()
     # What is loaded stays: the collector need not look at it again in the middle of a pass.
     gc.collect()
     gc.freeze()
@@ -62,15 +74,26 @@ def serve(channel: Channel) -> None:
     )
     channel.send_descriptors([exported.fd, progress_memory.fd, eventfd])
     while True:
-        channel.send(runner.execute(channel.receive_batch()))
+        batch = channel.receive_batch()
+        with _told_of_memory(device):
+            output = runner.execute(batch)
+        channel.send(output)
 
 
-def _device(config: RankConfig) -> torch.device:
-    """This rank's own: from a node's first GPU on, each rank has the next one."""
-    device = torch.device(config.device)
-    if device.type == "cpu":
-        return device
-    return torch.device(device.type, (device.index or 0) + config.tp_rank)
+@contextmanager
+def _told_of_memory(device: RankDevice) -> Iterator[None]:
+    """A GPU that is out of memory is no bug of ours.
+
+    Raises:
+        WorkerError: in place of torch's error.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise WorkerError(
+            f"{device.torch_device} is out of memory: {error}",
+            hint="give the KV cache less memory (--kv-memory), or prompts shorter chunks (--chunk)",
+        ) from error
 
 
 def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
@@ -91,10 +114,11 @@ def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
 def _load(
     config: RankConfig,
     model_config: ModelConfig,
+    ops: Ops,
     tp: TpGroup,
+    device: RankDevice,
     on_progress: Callable[[int, int], None],
 ) -> CausalLM:
-    ops = ops_for(config.device)
     # Parameters are made without memory, so that the model is in memory once, not twice.
     with torch.device("meta"):
         model = build_model(model_config, ops, tp)
@@ -106,6 +130,8 @@ def _load(
         on_progress,
         model_config.quantization,
         left_on_disk=drafts,
+        device=device.torch_device,
+        check_room=lambda num_bytes: device.check_room("weights", num_bytes),
     )
     return model.eval()
 

@@ -73,7 +73,7 @@ def _score(
         log_sums = torch.logsumexp(logits, dim=-1)
         if not bool(torch.isfinite(log_sums).all()):
             raise InternalError(f"logits of the prompt of request {span.request_id} are not finite")
-        targets = torch.tensor(target_ids)[:, None]
+        targets = torch.tensor(target_ids, device=logits.device)[:, None]
         logprobs = (logits.gather(1, targets)[:, 0] - log_sums).tolist()
         tops: list[list[tuple[int, float]]] = [[] for _ in target_ids]
         if span.num_top:

@@ -18,6 +18,7 @@ __all__ = ["load_parameters"]
 
 #: Names in a message; a wrong checkpoint can have thousands.
 _MAX_LISTED = 8
+_CPU = torch.device("cpu")
 
 
 def load_parameters(
@@ -27,6 +28,8 @@ def load_parameters(
     on_progress: Callable[[int, int], None],
     quantization: Float8Blocks | None = None,
     left_on_disk: nn.Module | None = None,
+    device: torch.device = _CPU,
+    check_room: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
     """Replace every parameter of ``model`` (made on the meta device) by the stored one in dtype.
 
@@ -42,6 +45,8 @@ def load_parameters(
         quantization: of the weights that are stored as float8.
         left_on_disk: parts of the checkpoint that are not used. It has all of their tensors or
             none; those that it has are checked like the others.
+        device: where the parameters, and the model's buffers, go.
+        check_room: told of the parameters' bytes before the first is made; may refuse.
 
     Raises:
         CheckpointError: tensors are missing, unused, of another shape or of a type that is not
@@ -52,7 +57,8 @@ def load_parameters(
     checked = parts | _left_on_disk(left_on_disk, index)
     scales = _scales_of(checked, index, quantization)
     _check(checked, scales, index, folder, quantization)
-    values = _Values(model, dtype)
+    values = _Values(model, dtype, device)
+    check_room(values.total_bytes)
     fills: dict[str, list[tuple[str, StoredPart]]] = {}
     for name, own in parts.items():
         for part in own:
@@ -68,13 +74,15 @@ def load_parameters(
             else:
                 values.fill(name, part, stored[part.source])
         on_progress(values.done_bytes, values.total_bytes)
+    model.to(device)  # its buffers: the parameters are there
 
 
 class _Values:
     """The parameters of a model, each made when its first part comes."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         self._model = model
+        self._device = device
         self._made: dict[str, torch.Tensor] = {}
         self._empty = {
             name: (parameter.shape, _dtype_of(model, name, dtype))
@@ -89,7 +97,7 @@ class _Values:
         """Copy a part to its place."""
         if name not in self._made:
             shape, dtype = self._empty[name]
-            self._made[name] = made = torch.empty(shape, dtype=dtype)
+            self._made[name] = made = torch.empty(shape, dtype=dtype, device=self._device)
             owner, leaf = _owner(self._model, name)
             setattr(owner, leaf, nn.Parameter(made, requires_grad=False))
         place = self._made[name][part.target]

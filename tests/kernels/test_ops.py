@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pdx.errors import ConfigError
@@ -9,7 +11,31 @@ from pdx.kernels.ops import ops_for
 
 
 def test_devices_that_are_not_served_are_refused() -> None:
-    ops_for("cpu")
-    for device in ("cuda", "cuda:0", "mps", ""):
+    assert not ops_for("cpu").reads_device_batch
+    for device in ("mps", ""):
         with pytest.raises(ConfigError, match="not served"):
             ops_for(device)
+
+
+def test_a_gpu_has_the_kernels() -> None:
+    for device in ("cuda", "cuda:1"):
+        ops = ops_for(device)
+        assert ops.reads_device_batch
+        assert ops.rope_kv_append.__module__ == "pdx.kernels.triton_ops"
+
+
+def test_kernels_for_a_gpu_are_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDX_KERNELS", "interpret")
+    with pytest.raises(ConfigError, match="PDX_KERNELS=interpret is for ranks on a CPU"):
+        ops_for("cuda")
+
+
+def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in [name for name in sys.modules if name.startswith("pdx.kernels.")]:
+        if name != "pdx.kernels.ops":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("pdx.kernels.triton_ops", raising=False)
+    with pytest.raises(ConfigError, match="need Triton, which is not installed") as refused:
+        ops_for("cuda")
+    assert refused.value.hint == "pip install triton"

@@ -24,7 +24,9 @@ import triton
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle
 
-from tests.kernels.triton.exact import Array, ExactBuilder, ExactReduce
+from pdx.kernels.interpreter import ExactBuilder, ExactReduce
+
+Array = np.ndarray[Any, Any]
 
 __all__ = ["MemoryFault", "RaceFault", "install", "without_race_checks"]
 

@@ -51,14 +51,3 @@ def test_chunks_of_one_pass_after_another() -> None:
         wide = (x.double() for x in (q, k_nope, k_rope, v))
         expected = mla_chunk_attention(*wide, case.batch, 0.1)
         assert_near(attend(q, k_nope, k_rope, v, case.batch, 0.1), expected)
-
-
-def test_dtype_that_the_interpreter_gets_wrong_is_refused() -> None:
-    from pdx.errors import ConfigError
-
-    case = PagedCase([(0, 1)], 16)
-    latent, k_rope = torch.zeros(1, LATENT).bfloat16(), torch.zeros(1, ROPE).bfloat16()
-    cos = torch.zeros(1, ROPE // 2)
-    kv = torch.zeros(case.num_pages, 16, LATENT + ROPE).bfloat16()
-    with pytest.raises(ConfigError, match="bfloat16"):
-        triton_ops.mla_append(latent, k_rope, cos, cos, kv, case.batch, True)

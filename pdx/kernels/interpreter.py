@@ -1,4 +1,5 @@
-"""Triton's interpreter with right arithmetic in bfloat16 and float8. The interpreter suite only.
+"""Triton's interpreter with right arithmetic in bfloat16 and float8. Ranks with
+``PDX_KERNELS=interpret``, and the interpreter suite.
 
 The stock interpreter of Triton 3.6 keeps these types as unsigned integers and applies numpy to
 their bits: products are garbage, casts truncate. Here each operation widens to float32, computes,
@@ -18,7 +19,7 @@ from triton.backends.nvidia.compiler import min_dot_size
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-__all__ = ["ExactBuilder", "ExactReduce"]
+__all__ = ["ExactBuilder", "ExactReduce", "install"]
 
 _FLOAT8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 #: The value of each of the 256 codes.
@@ -37,9 +38,12 @@ def _is_raw(handle: TensorHandle) -> bool:
 def _values(handle: TensorHandle) -> Array:
     """The numbers that a handle means."""
     ty, data = handle.dtype.scalar, handle.data
+    values: Array = data
     if ty == tl.bfloat16:
-        return (data.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return _FLOAT8_VALUES[ty][data] if ty in _FLOAT8 else data
+        values = (data.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    elif ty in _FLOAT8:
+        values = _FLOAT8_VALUES[ty][data]
+    return values
 
 
 def _rounded(values: Array, ty: tl.dtype) -> TensorHandle:
@@ -129,3 +133,12 @@ class ExactReduce(interpreter.ReduceOps):  # type: ignore[misc]
         return self.to_tensor(
             rounded.reshape(np.shape(total)) if np.ndim(total) else rounded[0], input.dtype
         )
+
+
+def install() -> None:
+    """Replace the interpreter's arithmetic in this process. Before the first launch."""
+    np.seterr(all="ignore")  # a GPU does not complain about exp2(-inf) or log2(0)
+    builder = ExactBuilder()
+    interpreter.interpreter_builder = builder
+    interpreter.interpreter_semantic.builder = builder
+    interpreter.ReduceOps = ExactReduce
