@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pdx.errors import WorkerError
+from pdx.errors import InternalError, WorkerError
 from pdx.ranks import child
 from pdx.ranks.child import start_child, stop_child
 from pdx.ranks.group import RankGroup
@@ -46,3 +46,20 @@ async def test_a_rank_that_crashes_is_named_with_its_last_words(tiny_llama: Path
         await group.stop()
         for descriptors in group.descriptors:
             descriptors.close()
+
+
+async def test_a_rank_that_raises_tells_what_and_leaves_its_traceback_in_the_log(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = RankGroup(1)
+    try:
+        await group.start(rank_config(tiny_llama), lambda loading: None)
+        with pytest.raises(InternalError, match="pass 5 came after pass 0"):
+            await group.run(Batch(pass_idx=5, starts=[], steps=[], removes=[]))
+    finally:
+        await group.stop()
+        for descriptors in group.descriptors:
+            descriptors.close()
+    said = "\n".join(caplog.messages)
+    assert "Traceback (most recent call last)" in said
+    assert "pdx/runner/requests.py" in said
