@@ -51,6 +51,7 @@ from pdx.messenger.messages import (
     PrefixFound,
     PromptLogprobs,
     Reject,
+    Sealed,
 )
 from pdx.messenger.slots import SlotTable
 
@@ -66,6 +67,9 @@ class TransferTimeouts:
 
     #: Without a new imm after the peer said how much it posted.
     lost_writes_s: float = 1.0
+    #: Without a new imm, of this or an earlier transfer, after the peer has computed the prompt.
+    #: Longer than the above: earlier transfers' writes may be in the way of its own.
+    stalled_writes_s: float = 10.0
     #: Between Cancel and Drained.
     drain_s: float = 10.0
     #: Without a score of the prompt after its KV cache is here. The last chunk's scores follow its
@@ -101,6 +105,17 @@ class _Transfer:
     seen: int = 0
     awaits_scores: bool = False
     posted: bool = False
+    #: Count at the last tick that was told of it.
+    ticked: int = 0
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.slot, self.generation
+
+    @property
+    def awaits_atoms(self) -> bool:
+        """The clock for stalled writes runs: the prompt has been computed, not all has come."""
+        return self.state is _State.COUNTING and self.deadline is not None and not self.posted
 
 
 class DecodeSide:
@@ -157,6 +172,8 @@ class DecodeSide:
                 return [Cached(transfer_id, num_tokens)] if known else []
             case PromptLogprobs():
                 return self._on_scores(message)
+            case Sealed(transfer_id=transfer_id):
+                return self._on_sealed(transfer_id, now)
             case Posted():
                 return self._on_posted(message, now)
             case Failed(transfer_id=transfer_id, atoms=atoms, failed=failed, reason=reason):
@@ -222,7 +239,13 @@ class DecodeSide:
 
     def on_tick(self, now: float, counts: dict[tuple[int, int], int]) -> list[DecodeAction]:
         """Time has passed. ``counts`` are the atoms counted so far, by (slot, generation)."""
+        any_came = False  # of a transfer up to this one: writes go out in the transfers' order
         for transfer in self._transfers.values():
+            count = counts.get(transfer.pair, 0)
+            any_came = any_came or count > transfer.ticked
+            transfer.ticked = count
+            if transfer.awaits_atoms and any_came:
+                transfer.deadline = now + self._timeouts.stalled_writes_s
             if transfer.deadline is None and transfer.state in (_State.SCORING, _State.READY):
                 is_ready = transfer.state is _State.READY
                 timeouts = self._timeouts
@@ -233,17 +256,20 @@ class DecodeSide:
                 return [EndLink(f"no scores came of the prompt of transfer {transfer.transfer_id}")]
             if transfer.state is _State.READY:
                 return [EndLink(f"transfer {transfer.transfer_id} has come and is never done")]
-            count = counts.get((transfer.slot, transfer.generation), 0)
             if transfer.state is _State.CANCELLED:
                 return [EndLink(f"no answer to the cancel of transfer {transfer.transfer_id}")]
-            if count > transfer.seen:
+            if count > transfer.seen and not transfer.awaits_atoms:
                 self._set_deadline(transfer, now + self._timeouts.lost_writes_s, count)
             else:
                 return [EndLink(f"writes were lost: {count} of {transfer.atoms} atoms counted")]
         return []
 
     def watched(self) -> list[tuple[int, int]]:
-        """Pairs with a clock running: those whose counts :meth:`on_tick` needs."""
+        """Pairs whose counts :meth:`on_tick` needs: those with a clock running; where one awaits
+        atoms, those of all, which may be in its way.
+        """
+        if any(transfer.awaits_atoms for transfer in self._by_slot.values()):
+            return list(self._by_slot)
         return [pair for pair, t in self._by_slot.items() if t.deadline is not None]
 
     def pair_of(self, transfer_id: int) -> tuple[int, int] | None:
@@ -286,6 +312,15 @@ class DecodeSide:
         if transfer.state is _State.COUNTING:
             actions.append(Lost(transfer.transfer_id, _rejection(message)))
         return actions
+
+    def _on_sealed(self, transfer_id: int, now: float) -> list[DecodeAction]:
+        """The prompt has been computed: its atoms are on their way, or lost with their completions,
+        and then nobody else would ever hear of it.
+        """
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None and transfer.state is _State.COUNTING and not transfer.posted:
+            self._set_deadline(transfer, now + self._timeouts.stalled_writes_s, 0)
+        return []
 
     def _on_posted(self, message: Posted, now: float) -> list[DecodeAction]:
         transfer = self._transfers.get(message.transfer_id)

@@ -165,6 +165,14 @@ class PrefixFound(msgspec.Struct, frozen=True, kw_only=True, tag="prefix_found")
     num_tokens: int
 
 
+class Sealed(msgspec.Struct, frozen=True, kw_only=True, tag="sealed"):
+    """The prompt has been computed, and some of its writes are not complete yet. No sign of
+    readiness: from now on atoms must come in.
+    """
+
+    transfer_id: int
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_logprobs"):
     """Scores of prompt tokens from ``first_position`` on; ``last`` with the final ones."""
 
@@ -242,6 +250,7 @@ ControlMessage = (
     | Prefill
     | Reject
     | PrefixFound
+    | Sealed
     | PromptLogprobs
     | Posted
     | Cancel

@@ -163,7 +163,7 @@ class PrefillLink:
 
     def on_chunk_done(self, transfer_id: int) -> None:
         """The pass with the transfer's latest chunk has been taken in."""
-        self._side.on_chunk_done(transfer_id, now_ns())
+        self._apply(self._side.on_chunk_done(transfer_id, now_ns()))
 
     def on_scores(self, transfer_id: int, scores: PromptScores, *, last: bool) -> None:
         """A pass has scored some of the prompt's tokens."""

@@ -47,6 +47,7 @@ from pdx.messenger.messages import (
     PrefixFound,
     PromptLogprobs,
     Reject,
+    Sealed,
 )
 from pdx.messenger.plan import SendCursor, TransferPlan
 from pdx.metrics.transfers import SendView
@@ -187,13 +188,16 @@ class PrefillSide:
             actions.append(Seal(transfer_id))
         return actions
 
-    def on_chunk_done(self, transfer_id: int, now_ns: int) -> None:
-        """The pass with the transfer's latest chunk has been taken in. Changes nothing but what
-        Posted tells; its last chunk may come too late for that.
+    def on_chunk_done(self, transfer_id: int, now_ns: int) -> list[PrefillAction]:
+        """The pass with the transfer's latest chunk has been taken in. Posted tells of that, where
+        it does not come first; where it was the last chunk, the peer may expect its atoms.
         """
         transfer = self._transfers.get(transfer_id)
-        if transfer is not None and transfer.chunks:
-            transfer.chunks[-1] = msgspec.structs.replace(transfer.chunks[-1], end_ns=now_ns)
+        if transfer is None or not transfer.chunks:
+            return []
+        transfer.chunks[-1] = msgspec.structs.replace(transfer.chunks[-1], end_ns=now_ns)
+        is_sealed = transfer.state is _State.SEALED
+        return [Send(Sealed(transfer_id=transfer_id))] if is_sealed else []
 
     def on_scores(
         self, transfer_id: int, first_position: int, tokens: list[ScoredToken], *, last: bool

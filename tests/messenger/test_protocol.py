@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -55,6 +56,7 @@ from pdx.messenger.messages import (
     PromptLogprobs,
     Refuse,
     Reject,
+    Sealed,
 )
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
@@ -465,6 +467,61 @@ def test_what_a_prefix_cache_holds_is_armed_for_the_pass_before() -> None:
     assert [pass_idx for pass_idx, _ in armed] == [4, 5]
     assert [batch.src_pages.tolist() for _, batch in armed] == [[8], [7]]
     assert [batch.dst_pages.tolist() for _, batch in armed] == [[3], [1]]
+
+
+def test_writes_that_stall_after_the_prompt_is_computed_end_the_link() -> None:
+    side, message = _started(SlotTable())
+    pair = (message.slot, message.generation)
+    assert side.watched() == []
+    assert side.on_message(Sealed(transfer_id=1), 0.0) == []
+    assert side.watched() == [pair]
+    assert side.on_tick(9.0, {pair: 5}) == []
+    assert side.on_tick(18.9, {pair: 5}) == [], "atoms still came in"
+    assert isinstance(side.on_tick(19.0, {pair: 5})[0], EndLink)
+
+
+def test_a_transfer_waits_for_earlier_ones_to_get_out_of_its_way_but_not_for_later_ones() -> None:
+    slots = SlotTable()
+    side, first = _started(slots)
+    messages = [first]
+    for transfer_id in (2, 3):
+        slot, generation = slots.take() or (0, 0)
+        messages.append(
+            msgspec.structs.replace(
+                first, transfer_id=transfer_id, slot=slot, generation=generation
+            )
+        )
+        side.start(messages[-1])
+    one, two, three = ((m.slot, m.generation) for m in messages)
+    side.on_message(Sealed(transfer_id=2), 0.0)
+    assert set(side.watched()) == {one, two, three}
+    assert side.on_tick(9.0, {one: 1, two: 0, three: 0}) == []
+    assert side.on_tick(18.0, {one: 1, two: 0, three: 3}) == []
+    assert isinstance(side.on_tick(19.0, {one: 1, two: 0, three: 5})[0], EndLink)
+
+
+def test_posted_takes_the_clock_for_stalled_writes_over() -> None:
+    side, message = _started(SlotTable())
+    side.on_message(Sealed(transfer_id=1), 0.0)
+    side.on_message(Posted(transfer_id=1, atoms=6, prefill_start_ns=1, last_layer_ns=2), 5.0)
+    side.on_message(Sealed(transfer_id=1), 5.1)
+    pair = (message.slot, message.generation)
+    assert side.on_tick(5.5, {pair: 0}) == []
+    assert isinstance(side.on_tick(6.0, {pair: 0})[0], EndLink)
+
+
+@pytest.mark.parametrize("settled_by", ["count", "cancel"])
+def test_a_transfer_that_needs_no_clock_starts_none_when_it_is_computed(settled_by: str) -> None:
+    side, message = _started(SlotTable())
+    if settled_by == "count":
+        side.on_arrived(message.slot, message.generation)
+    else:
+        side.cancel(1, 0.0)
+    before = side.watched()
+    assert side.on_message(Sealed(transfer_id=1), 0.0) == []
+    assert side.on_message(Sealed(transfer_id=77), 0.0) == []
+    assert side.watched() == before
+    assert side.on_tick(9.9, {}) == []
 
 
 def test_writes_lost_after_posted_end_the_link_and_only_the_fence_settles() -> None:

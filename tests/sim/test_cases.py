@@ -7,6 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pdx.engine.decode_node import DecodeNode
+from pdx.kv.pages import Proof
+from pdx.messenger.decode_link import DecodeLink
+from pdx.messenger.decode_side import TransferTimeouts
 from pdx.sim.history import History, Outcome
 from pdx.sim.scenario import MILLISECOND_NS, Scenario, ScenarioOptions, draw_scenario
 from pdx.sim.search import run_history
@@ -78,3 +82,43 @@ def test_a_cluster_of_thirty_nodes_serves_its_requests() -> None:
     outcome = run_history(0, options)
     assert outcome.broken is None
     assert outcome.ends["finished"] > 120
+
+
+def test_b1_writes_that_are_lost_with_their_completions_end_in_a_fence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody hears of them: the prefiller never says that it has posted all, and the count stays
+    short. The clock for stalled writes ends the link; its fence gives the pages back.
+    """
+    proofs: list[Proof] = []
+    settled = DecodeNode.transfer_settled
+
+    def watched(node: DecodeNode, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
+        proofs.append(proof)
+        settled(node, link, transfer_id, proof)
+
+    monkeypatch.setattr(DecodeNode, "transfer_settled", watched)
+    scenario = one_request()
+    request = dataclasses.replace(scenario.requests[0], at_ns=0)
+    history = History(dataclasses.replace(scenario, requests=(request,)))
+    network, normal = history.network, history.network.conditions
+
+    def slow_down() -> None:
+        history.end_calm()
+        slow = (300 * MILLISECOND_NS, 300 * MILLISECOND_NS)
+        network.conditions = dataclasses.replace(normal, completion_loss_rate=1.0, wire_ns=slow)
+
+    def lose_what_is_on_its_way() -> None:
+        assert history.nodes["d0"].counts()["pages_in_flight"] > 0
+        network.reset("p0", "d0", lost=True, reported_failed=False, reconnects=True)
+        network.conditions = normal
+
+    history.loop.call_at_ns(45 * MILLISECOND_NS, slow_down)
+    history.loop.call_at_ns(200 * MILLISECOND_NS, lose_what_is_on_its_way)
+    outcome = history.run()
+    assert outcome.broken is None
+    assert outcome.ends == {"finished": 1}
+    assert outcome.counters["prefills_retried"] == 1
+    assert proofs == [Proof.FENCED]
+    stalled_s = TransferTimeouts().stalled_writes_s
+    assert stalled_s < outcome.virtual_s < stalled_s + 3

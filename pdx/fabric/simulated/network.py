@@ -277,9 +277,6 @@ class SimulatedNetwork:
                 if self._choose(reported_failed) and not flight.reported:
                     flight.code = errno.ECONNRESET
                 if self._choose(lost):
-                    if flight.silent:  # of a write and its completion one gets through
-                        flight.code = errno.ECONNRESET
-                        self._report_soon(flight)
                     self._lose(flight)
             if not self._choose(reconnects):
                 endpoint.broken = True
@@ -376,11 +373,7 @@ class SimulatedNetwork:
     def _report_later(self, flight: Flight) -> None:
         lossy = flight.operation.kind is OpKind.WRITE
         if lossy and self._rng.random() < self.conditions.completion_loss_rate:
-            flight.silent = True
-        else:
-            self._report_soon(flight)
-
-    def _report_soon(self, flight: Flight) -> None:
+            return
         delay_ns = self._draw(self.conditions.completion_ns)
         self.defer(flight.source.node, delay_ns, partial(self._report, flight))
 

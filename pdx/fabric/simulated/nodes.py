@@ -76,8 +76,6 @@ class Flight:
     #: What the writer will be told.
     code: int = 0
     reported: bool = False
-    #: Its completion was lost.
-    silent: bool = False
     delivered: bool = False
     lost: bool = False
 
