@@ -31,14 +31,12 @@ from pdx.messenger.control import Address
 from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity
-from pdx.messenger.messages import Prefill
 from pdx.messenger.plan import atoms_by_rank, transfer_bytes
 from pdx.messenger.slots import SlotTable
 from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
-from pdx.request.ids import IdArray
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.scheduler import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceUpdate
@@ -48,7 +46,6 @@ __all__ = ["DecodeNode"]
 logger = logging.getLogger(__name__)
 #: Between two looks at requests that wait for a prefiller.
 _WAIT_STEP_S = 0.2
-_NOBODY = "no prefiller is connected"
 
 
 class DecodeNode:
@@ -166,9 +163,8 @@ class DecodeNode:
         transfer_id = request.transfer_id
         if transfer_id is None:
             return
-        assert request.prefiller_idx is not None
+        assert request.prefiller_idx is not None and request.link is not None
         self.peers.aborted(request.prefiller_idx)
-        assert request.link is not None
         self._log.cancelled(transfer_id)
         # Also of one that is settled: the prompt's scores may still be on their way.
         request.link.cancel(transfer_id)
@@ -182,6 +178,7 @@ class DecodeNode:
     # ---- Role -----------------------------------------------------------------------------
 
     def admit(self) -> None:
+        to_wait: list[int] = []
         for sequence in self.scheduler.admit(self._held()):
             request = self._bridge.requests[sequence.request_id]
             request.on_admitted(sequence.num_cached)
@@ -190,27 +187,33 @@ class DecodeNode:
                 continue
             match self._decide(sequence, request):
                 case Ask(idx=idx):
-                    self._dispatch(sequence, request, idx)
+                    if not self._dispatch(sequence, request, idx):
+                        to_wait.append(request.request_id)
                 case Place.HERE:
                     self._prefill_here(request)
                 case Place.WAIT:
                     self._note_wait(request)
-                    self.scheduler.requeue(request.request_id)
+                    to_wait.append(request.request_id)
                 case Place.GIVE_UP:
                     self._give_up(request)
+        for request_id in reversed(to_wait):  # each becomes the first in the queue
+            self.scheduler.requeue(request_id)
 
     def _held(self) -> set[int]:
-        """Waiting requests that only a prefiller can serve, while none is trusted. Those that have
-        waited for too long fail.
+        """Waiting requests that only a prefiller can serve, while none is trusted; those that have
+        waited for too long fail. And those for a prefiller, until transfers give slots back.
         """
         held: set[int] = set()
-        if self._policy.local_fallback or self.peers.any_trusted:
+        needs_slot = not self._slots.any_free
+        if not needs_slot and (self._policy.local_fallback or self.peers.any_trusted):
             return held
         for sequence in self.scheduler.waiting():
             request = self._bridge.requests[sequence.request_id]
             if len(sequence.token_ids) <= max(1, self._local_below):
                 continue
             match self._decide(sequence, request):
+                case Ask() if needs_slot:
+                    held.add(request.request_id)
                 case Place.WAIT:
                     self._note_wait(request)
                     held.add(request.request_id)
@@ -239,9 +242,10 @@ class DecodeNode:
         self._loop.wake()
 
     def _give_up(self, request: DecodeRequest) -> None:
-        reason = "too many prompts fail at the prefillers" if self.peers.links else _NOBODY
-        error = CapacityError(reason, hint=self.peers.status)
-        self._bridge.fail(request.request_id, request.last_error or error)
+        many = "too many prompts fail at the prefillers"
+        reason = many if self.peers.links else "no prefiller is connected"
+        error = request.last_error or CapacityError(reason, hint=self.peers.status)
+        self._bridge.fail(request.request_id, error)
 
     def _prefill_here(self, request: DecodeRequest) -> None:
         """Do a prefiller's work on this node."""
@@ -263,15 +267,15 @@ class DecodeNode:
         last_page_only = sequence.num_cached > 0 and missing < self._loaded.layout.rank.page_size
         return last_page_only or missing < self._local_below
 
-    def _dispatch(self, sequence: Sequence, request: DecodeRequest, idx: int) -> None:
-        """Arm a slot and ask the prefiller for everything but the last token."""
+    def _dispatch(self, sequence: Sequence, request: DecodeRequest, idx: int) -> bool:
+        """Arm a slot and ask the prefiller for everything but the last token. False: no slot is
+        free; one that comes back wakes the loop.
+        """
         link = self.peers.link(idx)
         assert link is not None
         pair = self._slots.take()
         if pair is None:
-            error = CapacityError("too many transfers are unsettled")
-            self._bridge.fail(sequence.request_id, error)
-            return
+            return False
         src, dst = link.src_layout, self._loaded.layout
         assert src is not None
         lease_id = sequence.lease_id
@@ -284,21 +288,16 @@ class DecodeNode:
         self._pool.hold(lease_id, Use.REMOTE_WRITE)
         num_bytes = transfer_bytes(src, dst, first, num_tokens)
         request.dispatch(transfer_id, idx, link, num_bytes)
-        prefill = Prefill(
-            transfer_id=transfer_id,
-            token_ids=IdArray(sequence.token_ids[:-1]),
-            first_position=first,
-            page_indices=IdArray(pages[first // dst.rank.page_size :]),
-            slot=pair[0],
-            generation=pair[1],
+        prefill = request.prefill_of(
+            sequence,
+            pair,
+            pages=pages[first // dst.rank.page_size :],
             atoms_by_rank=atoms_by_rank(src, dst, transfer_id, first, num_tokens),
-            prompt_logprobs=request.prompt_logprobs_wanted,
-            last_token_id=sequence.token_ids[-1],
-            cache_salt=sequence.cache_salt,
         )
         self.peers.asked(idx, transfer_id, link, num_tokens - first)
         self._log.started(prefill, link, num_bytes)
         link.start(prefill)
+        return True
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
         """A decoder's passes concern nobody else."""

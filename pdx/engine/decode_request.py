@@ -4,6 +4,7 @@ timeline.
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,10 +12,12 @@ import numpy as np
 from pdx.errors import RequestError
 from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.decode_link import Arrival, DecodeLink
-from pdx.messenger.messages import ChunkTimes
+from pdx.messenger.messages import ChunkTimes, Prefill
 from pdx.metrics.clock import now_s
 from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
 from pdx.request.batch import PromptScores, ScoredToken
+from pdx.request.ids import IdArray
+from pdx.scheduler.sequence import Sequence
 
 __all__ = ["DecodeRequest"]
 
@@ -93,6 +96,36 @@ class DecodeRequest:
             self.prompt_logprobs.clear()  # of a transfer that failed
         self.prefiller, self.provider, self.same_host = link.peer, link.provider, link.same_host
         self.dispatched_s = now_s()
+
+    def prefill_of(
+        self,
+        sequence: Sequence,
+        pair: tuple[int, int],
+        *,
+        pages: abc.Sequence[int],
+        atoms_by_rank: list[int],
+    ) -> Prefill:
+        """What to ask the prefiller of the transfer that runs now for: all that the decoder's cache
+        lacks, but for the last token.
+
+        Args:
+            pair: slot and generation.
+            pages: this node's pages from the first lacking position on.
+            atoms_by_rank: what each of this node's ranks will count.
+        """
+        assert self.transfer_id is not None
+        return Prefill(
+            transfer_id=self.transfer_id,
+            token_ids=IdArray(sequence.token_ids[:-1]),
+            first_position=sequence.num_cached,
+            page_indices=IdArray(pages),
+            slot=pair[0],
+            generation=pair[1],
+            atoms_by_rank=atoms_by_rank,
+            prompt_logprobs=self.prompt_logprobs_wanted,
+            last_token_id=sequence.token_ids[-1],
+            cache_salt=sequence.cache_salt,
+        )
 
     def on_lost(self, error: RequestError) -> None:
         """The KV cache will not come from whoever was asked."""

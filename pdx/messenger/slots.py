@@ -39,9 +39,14 @@ class SlotTable:
     def num_taken(self) -> int:
         return len(self._taken)
 
+    @property
+    def any_free(self) -> bool:
+        """:meth:`take` would give one."""
+        return len(self._free) > self._num_free_kept
+
     def take(self) -> tuple[int, int] | None:
         """A slot and its generation; None while too few are free."""
-        if len(self._free) <= self._num_free_kept:
+        if not self.any_free:
             return None
         slot = self._free.popleft()
         self._taken.add(slot)

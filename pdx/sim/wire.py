@@ -64,6 +64,7 @@ class Transport:
         self._network = network
         self._protocol = protocol
         self._extra = {"socket": _Socket(), "peername": peer, "sockname": own}
+        self._made = False
         self._closing = False
         self._lost = False
         #: When the last of what is on its way to this end arrives.
@@ -117,6 +118,12 @@ class Transport:
 
     # ---- the network's side ---------------------------------------------------------------
 
+    def make(self) -> None:
+        """The connection is made, if it was not reset before."""
+        if not self._lost:
+            self._made = True
+            self._protocol.connection_made(self)
+
     def receive(self, data: bytes) -> None:
         """Bytes of the peer arrive; none: it has closed."""
         if self._lost and data and self.peer is not None:
@@ -135,7 +142,8 @@ class Transport:
         if not self._lost:
             self._closing = self._lost = True
             self._network.forget(self)
-            self._protocol.connection_lost(error)
+            if self._made:
+                self._protocol.connection_lost(error)
 
     @property
     def is_over(self) -> bool:
@@ -207,8 +215,8 @@ class ControlNetwork:
         theirs = Transport(self, server, server_protocol, (host, port), own)
         ours.peer, theirs.peer = theirs, ours
         self._ends[ours] = self._ends[theirs] = None
-        protocol.connection_made(ours)
-        self.carry(ours, server_protocol.connection_made, theirs)
+        ours.make()
+        self.carry(ours, theirs.make)
         return ours, protocol
 
     # ---- for transports -------------------------------------------------------------------

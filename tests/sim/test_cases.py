@@ -76,6 +76,38 @@ def test_d1_d2_any_ratio_of_ranks_gives_the_same_tokens(
             assert outcome.ends == {"finished": 20}
 
 
+def test_requests_wait_for_slots_when_all_are_taken() -> None:
+    """Three slots, ten prompts at once: the others wait until transfers give theirs back. They got
+    a 503.
+    """
+    scenario = draw_scenario(3, dataclasses.replace(ONE, num_requests=10))
+    requests = tuple(
+        dataclasses.replace(plan, at_ns=0, token_ids=tuple(range(plan.number, plan.number + 30)))
+        for plan in scenario.requests
+    )
+    shapes = {
+        name: dataclasses.replace(shape, num_pages=512, max_num_seqs=16, local_below=0)
+        for name, shape in scenario.nodes.items()
+    }
+    history = History(dataclasses.replace(scenario, requests=requests, nodes=shapes))
+    taken: list[int] = []
+
+    def look() -> None:
+        counts = history.nodes["d0"].counts()
+        taken.append(counts["slots_taken"])
+        if counts["requests_waiting"] and counts["slots_taken"] == 3:
+            waited.append(counts["requests_waiting"])
+
+    waited: list[int] = []
+    for after_ms in range(50, 70):
+        history.loop.call_at_ns(after_ms * MILLISECOND_NS, look)
+    outcome = history.run()
+    assert outcome.broken is None
+    assert outcome.ends == {"finished": 10}
+    assert max(taken) == 3 and max(waited) >= 7
+    assert not outcome.counters.get("prefills_here")
+
+
 def test_a_cluster_of_thirty_nodes_serves_its_requests() -> None:
     """A small part of what `pdx sim --nodes 500x500 --requests 10000` runs."""
     options = ScenarioOptions(num_prefillers=15, num_decoders=15, num_requests=150, num_faults=10)
