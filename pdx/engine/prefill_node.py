@@ -26,9 +26,10 @@ from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerL
 from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Use
 from pdx.kv.progress import pass_and_layers
-from pdx.messenger.control import Address, ControlConnection, reachable
+from pdx.messenger.control import Address, ControlConnection
 from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
+from pdx.messenger.listener import ControlListener
 from pdx.messenger.messages import Description, Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.metrics.transfers import RankProgress, Sends
@@ -86,7 +87,7 @@ class PrefillNode:
         num_rejected: int = 0,
     ) -> None:
         self._loaded = loaded
-        self._listener = listener
+        self._listener = ControlListener(listener, self._serve)
         self._description = Description(
             model=model_name, dtype=loaded.config.dtype, page_size=loaded.layout.rank.page_size
         )
@@ -114,17 +115,13 @@ class PrefillNode:
         #: Jobs with a chunk in the pass that runs.
         self._in_pass: list[_Job] = []
         self._next_request_id = itertools.count(1)
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
         #: Faults and events by name.
         self.counters: Counter[str] = Counter()
         self._pages = prefiller_pages(self)
 
     async def start(self) -> Address:
         """Take connections; returns the address that decoders use."""
-        self._server = await asyncio.start_server(self._on_connection, sock=self._listener)
-        host, port = self._listener.getsockname()[:2]
-        return reachable(Address(host=host, port=port))
+        return await self._listener.start()
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -154,8 +151,7 @@ class PrefillNode:
 
     async def stop(self, reason: str) -> None:
         """End every link and close the fabrics."""
-        if self._server is not None:
-            self._server.close()
+        self._listener.close()
         links = list(self._links)
         for link in links:
             link.send(Goodbye(reason=reason))
@@ -163,24 +159,10 @@ class PrefillNode:
         waits = [asyncio.create_task(link.over.wait()) for link in links]
         if waits:
             await asyncio.wait(waits, timeout=_STOP_S)
-        for task in list(self._connections):
-            task.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=_STOP_S)
+        await self._listener.end()
         self._hub.close()
 
     # ---- links ----------------------------------------------------------------------------
-
-    async def _on_connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        # Cancelled when we stop. asyncio would log the end of a connection's task that says so.
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._serve(ControlConnection(reader, writer), reader, writer)
-        self._connections.discard(task)
 
     async def _serve(
         self,
@@ -204,6 +186,7 @@ class PrefillNode:
                 lambda hello: self._make_link(connection, hello),
             )
             if link is not None:
+                self._listener.known(connection)
                 self.counters["links"] += 1
                 if self.is_draining:
                     link.send(Draining())

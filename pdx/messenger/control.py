@@ -131,6 +131,11 @@ class ControlConnection:
             raise PeerLost(f"{self.peer} said nothing", peer=self.peer) from error
         return self._header
 
+    def drop(self, reason: str) -> None:
+        """Close at once, without a word; whoever waits for the peer hears the reason."""
+        self._reader.set_exception(PeerLost(f"{self.peer}: {reason}", peer=self.peer))
+        self._writer.transport.abort()
+
     def hang_up(self) -> None:
         """End a :meth:`receive` that waits, and every later one: a peer that hangs sends no end."""
         self._reader.set_exception(PeerLost(f"{self.peer}: we have hung up", peer=self.peer))

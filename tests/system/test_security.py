@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdx.messenger.authentication import decoder_code
+from pdx.messenger.listener import MAX_STRANGERS
 from pdx.messenger.manifest import Manifest
 from pdx.messenger.messages import (
+    MAX_OPENING_FRAME_BYTES,
     PROTOCOL_VERSION,
     Cancel,
     Challenge,
@@ -213,6 +216,45 @@ def test_noise_on_the_control_port_leaks_nothing_and_hangs_nothing(
     node.wait_status(lambda status: status["links_open"] == 0, what="no link is left")
     node.wait_clean()
     assert "Traceback" not in node.stderr()
+
+
+def test_idle_strangers_keep_no_peer_out_and_take_bounded_memory(
+    guarded: Prefiller, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    """Each of 600 connections begins an opening of the greatest length, and never ends it."""
+    (tmp_path / "secret").write_text(SECRET)
+    host, port = local_address(guarded)
+    begun = struct.pack("<I", MAX_OPENING_FRAME_BYTES) + bytes(100_000)
+    before = guarded.status()["bad_connections"]
+    with contextlib.ExitStack() as stack:
+
+        def come() -> None:
+            stranger = stack.enter_context(socket.create_connection((host, port), timeout=5))
+            stranger.setblocking(False)
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                stranger.send(begun)
+
+        for _ in range(MAX_STRANGERS):
+            come()
+        full_bytes = resident_bytes(guarded.pid)
+        for _ in range(600 - MAX_STRANGERS):
+            come()
+        options = ["--secret-file", str(tmp_path / "secret"), "--no-local-fallback", *KV]
+        prompt = prompt_of(tiny_prompt_ids, 40)
+        with decoder(f"{host}:{port}", tmp_path / "decode.log", *options) as node:
+            assert tiny_oracle.greedy(prompt, 16).agrees_with(node.complete(prompt, 16))
+            guarded.wait_status(
+                lambda status: status["bad_connections"] >= before + 600 - MAX_STRANGERS,
+                what="the oldest strangers are closed",
+            )
+            num_open = len(list(Path(f"/proc/{guarded.pid}/fd").iterdir()))
+            assert num_open < MAX_STRANGERS + 100
+            assert resident_bytes(guarded.pid) - full_bytes < MAX_STRANGERS * (512 << 10)
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_an_opening_longer_than_any_is_refused_before_it_is_read(any_prefiller: Prefiller) -> None:
