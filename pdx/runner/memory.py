@@ -98,9 +98,14 @@ def _export_on_gpu(layout: KvLayout, dtype: torch.dtype, device: int) -> tuple[E
     alignment = cumem.granularity_bytes(device)
     num_bytes = -(-layout.total_bytes // alignment) * alignment
     fd, mapped = cumem.create_shared(num_bytes, device=device)
-    array = _CudaArray(mapped, layout.total_bytes)
-    kv = _view(torch.as_tensor(array, device=torch.device("cuda", device)), layout, dtype)
+    kv = _view(_tensor_at(mapped, layout.total_bytes, device), layout, dtype)
     return ExportedKv(fd=fd, cuda_device=device, alignment=alignment), kv
+
+
+def _tensor_at(mapped: cumem.GpuRange, num_bytes: int, device: int) -> Tensor:
+    """Mapped GPU memory as uint8 [num_bytes]; the tensor keeps it mapped."""
+    array = _CudaArray(mapped, num_bytes)
+    return torch.as_tensor(array, device=torch.device("cuda", device))
 
 
 class _CudaArray:

@@ -141,3 +141,17 @@ def test_the_ranks_tensor_is_the_memory_that_the_primary_maps() -> None:
     last = processes.read(memory.kv_address + processes.RANK.total_bytes - 16, 16)
     memory.close()
     assert last == torch.arange(4.0).numpy().tobytes()
+
+
+def test_a_pass_writes_what_the_primary_maps(double: Environment, tiny_llama: Path) -> None:
+    """All of a GPU rank but the GPU: the driver's memory (the double's), interpreted kernels."""
+    kernels = {"PDX_KERNELS": "interpret", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.cuda.rank_pass", str(tiny_llama)]
+    ended = subprocess.run(
+        command, env=double | kernels, capture_output=True, text=True, timeout=85, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["same"] and found["unwritten_is_nan"] and found["word"]
+    assert found["written"] > 0
+    assert found["wakeups"] == 0, "a kernel's store wakes nobody"

@@ -80,7 +80,8 @@ class RankProcess:
             if self.process.stderr is not None:
                 self.process.stderr.close()
             if self.ready is not None:
-                self.kv.close()
+                if self.kv is not None:
+                    self.kv.close()
                 self.progress.close()
                 os.close(self.eventfd)
 
@@ -98,7 +99,9 @@ class RankProcess:
         descriptors = array.array("i")
         descriptors.frombytes(ancillary[0][2])
         kv_fd, progress_fd, self.eventfd = descriptors
-        self.kv = mmap.mmap(kv_fd, message.kv_bytes)
+        self.kv = None  # a GPU's memory has no place in the host's
+        if message.cuda_device is None:
+            self.kv = mmap.mmap(kv_fd, message.kv_bytes)
         self.progress = mmap.mmap(progress_fd, PROGRESS_BYTES)
         os.close(kv_fd)
         os.close(progress_fd)

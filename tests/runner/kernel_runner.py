@@ -1,0 +1,75 @@
+"""A rank's runner with kernels for ops, in this process: PDX_KERNELS=interpret, or a GPU."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pdx.config.model import ModelConfig
+from pdx.kernels.ops import ops_for
+from pdx.kv.geometry import kv_layout
+from pdx.kv.layout import KvLayout
+from pdx.models.registry import build_drafts, build_model
+from pdx.models.sharding import LoneRank
+from pdx.request.batch import RequestStep
+from pdx.runner.device import RankDevice
+from pdx.runner.memory import ExportedKv, export_kv, export_progress
+from pdx.runner.model_runner import ModelRunner
+from pdx.runner.progress import KernelProgress
+from pdx.weights.load import load_parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRunner:
+    """What a rank has, but for its channel."""
+
+    runner: ModelRunner
+    layout: KvLayout
+    exported: ExportedKv
+    kv: torch.Tensor
+    progress: mmap.mmap
+
+
+def kernel_runner(
+    folder: Path,
+    device: RankDevice,
+    *,
+    dtype: str = "float32",
+    kv_device: torch.device | None = None,
+    num_pages: int = 32,
+) -> KernelRunner:
+    """A loaded model over poisoned pages of 16 tokens.
+
+    Args:
+        kv_device: where the KV memory is asked for, where that is not ``device``.
+    """
+    config = ModelConfig.load(folder)
+    own = device.torch_device
+    ops = ops_for(str(own))
+    assert ops.reads_device_batch
+    with torch.device("meta"):
+        model, drafts = build_model(config, ops), build_drafts(config, ops)
+    torch_dtype = getattr(torch, dtype)
+    load_parameters(
+        *(model, folder, torch_dtype, lambda done, total: None, config.quantization),
+        left_on_disk=drafts,
+        device=own,
+    )
+    layout = kv_layout(config, 16, num_pages, dtype)
+    exported, kv = export_kv(layout, torch_dtype, kv_device or own, poison=True)
+    memory, eventfd, _ = export_progress()
+    progress = KernelProgress(memory.mapping, eventfd, own)
+    runner = ModelRunner(model.eval(), config, kv, layout, progress, LoneRank(), [3], device)
+    return KernelRunner(
+        runner=runner, layout=layout, exported=exported, kv=kv, progress=memory.mapping
+    )
+
+
+def steps(num_tokens: int, new_pages: list[list[int]], *, sample: bool) -> list[RequestStep]:
+    return [
+        RequestStep(request_id=idx, num_tokens=num_tokens, new_page_indices=pages, sample=sample)
+        for idx, pages in enumerate(new_pages)
+    ]
