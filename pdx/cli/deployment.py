@@ -57,6 +57,7 @@ def check_deployment(settings: Settings) -> None:
 def _plan(settings: Settings) -> _Deployment:
     from pdx.config.model import ModelConfig
     from pdx.kv.geometry import num_pages_in
+    from pdx.messenger.fabric_hub import check_one_gpu
 
     folder = _folder(settings)
     model = ModelConfig.load(folder)
@@ -66,8 +67,7 @@ def _plan(settings: Settings) -> _Deployment:
     if config.dtype == "auto":
         config = dataclasses.replace(config, dtype=model.dtype)
     on_cpu = config.device == "cpu"
-    refusals = [] if on_cpu else [f"device {config.device!r} is not served yet (only cpu is)"]
-    plan, num_pages = None, 0
+    plan, num_pages, refusals = None, 0, []
     try:
         plan = plan_rank(
             model,
@@ -81,6 +81,8 @@ def _plan(settings: Settings) -> _Deployment:
         )
         if not num_pages:
             refusals.append(f"{config.kv_memory_bytes:,} bytes of KV memory hold no page")
+        if not on_cpu:
+            check_one_gpu(range(config.first_gpu, config.first_gpu + config.tp_size))
     except ConfigError as error:
         refusals.append(error.message)
     return _Deployment(

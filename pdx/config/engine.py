@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pdx.config.setting import parse_bytes, setting
@@ -17,7 +18,11 @@ class EngineConfig:
     """Settings of the panels Model, KV cache and Scheduler."""
 
     device: str = setting(
-        "cpu", "Device of the ranks.", key="device", section="model", metavar="NAME"
+        "cpu",
+        "Device of the ranks: cpu, cuda, or cuda:N; a GPU each, from the first (or Nth) on.",
+        key="device",
+        section="model",
+        metavar="NAME",
     )
     dtype: str = setting(
         "auto",
@@ -110,7 +115,16 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.num_pages is not None and self.num_pages < 1:
             raise ConfigError(f"num_pages must be at least 1, not {self.num_pages}")
+        if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
+            raise ConfigError(
+                f"device {self.device!r} is not known", hint="use cpu, cuda or cuda:N"
+            )
         if self.dtype not in _DTYPES:
             raise ConfigError(
                 f"dtype {self.dtype!r} is not known", hint=f"use {' or '.join(_DTYPES)}"
             )
+
+    @property
+    def first_gpu(self) -> int:
+        """The first rank's, of those that CUDA_VISIBLE_DEVICES leaves."""
+        return int(self.device.partition(":")[2] or 0)

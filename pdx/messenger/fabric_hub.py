@@ -26,7 +26,14 @@ from pdx.fabric import (
     open_fabric,
 )
 
-__all__ = ["FabricHub", "FabricLink", "FabricOpener", "MappedMemory", "host_identity"]
+__all__ = [
+    "FabricHub",
+    "FabricLink",
+    "FabricOpener",
+    "MappedMemory",
+    "check_one_gpu",
+    "host_identity",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +91,21 @@ def host_identity() -> str:
     return f"{boot}/{pid_namespace}/shm:{Path('/dev/shm').stat().st_dev}"
 
 
+def check_one_gpu(gpus: Sequence[int]) -> None:
+    """Whether a node's KV memory can be registered where it lies on these GPUs.
+
+    Raises:
+        ConfigError: it is more than one registration can hold.
+    """
+    if len(gpus) > 1:
+        names = ", ".join(map(str, gpus))
+        raise ConfigError(
+            f"the KV memory of {len(gpus)} ranks lies on GPUs {names}: a network card is given one "
+            "GPU's memory at a time",
+            hint="use --tp 1 with --device cuda, and more nodes",
+        )
+
+
 class FabricHub:
     """Owns the fabrics; closed last of all that the messenger owns."""
 
@@ -102,13 +124,7 @@ class FabricHub:
         Raises:
             ConfigError: the ranks' memory is more than one registration can hold.
         """
-        if len(memory.devices) > 1:
-            gpus = ", ".join(str(device.cuda_device) for device in memory.devices)
-            raise ConfigError(
-                f"the KV memory of {len(memory.devices)} ranks lies on GPUs {gpus}: a network card "
-                "is given one GPU's memory at a time",
-                hint="use --tp 1 with --device cuda, and more nodes",
-            )
+        check_one_gpu([device.cuda_device for device in memory.devices])
         self.memory = memory
         self._options = dataclasses.replace(options, device_memory=bool(memory.devices))
         self._bind_hosts = tuple(bind_hosts)

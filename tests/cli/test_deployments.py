@@ -15,7 +15,10 @@ from pdx.errors import ConfigError
 MODELS = Path(__file__).parents[2] / "models"
 R1, CODER = MODELS / "deepseek-r1", MODELS / "qwen3-coder-480b"
 DEPLOYMENTS = [(folder, role) for folder in (R1, CODER) for role in ("prefill", "decode")]
-NOT_YET = "this node would not start: device 'cuda' is not served yet (only cpu is)"
+SEVERAL_GPUS = (
+    "this node would not start: the KV memory of 8 ranks lies on GPUs 0, 1, 2, 3, 4, 5, 6, 7: a "
+    "network card is given one GPU's memory at a time"
+)
 
 
 def check(folder: Path, role: str, *flags: str) -> Result:
@@ -24,11 +27,25 @@ def check(folder: Path, role: str, *flags: str) -> Result:
 
 
 @pytest.mark.parametrize(("folder", "role"), DEPLOYMENTS, ids=str)
-def test_a_deployment_waits_for_gpus_alone(folder: Path, role: str) -> None:
+def test_a_deployment_waits_for_nodes_of_several_gpus_alone(folder: Path, role: str) -> None:
     result = check(folder, role)
     assert isinstance(result.exception, ConfigError)
-    assert result.exception.message == NOT_YET
+    assert result.exception.message == SEVERAL_GPUS
     assert "Memory of each rank" in result.stdout
+
+
+def test_a_node_of_one_gpu_would_start(tiny_llama: Path) -> None:
+    words = ["prefill", "--model", str(tiny_llama), "--check", "--device", "cuda:1"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.exception
+    assert "cuda:1" in result.stdout
+
+
+def test_an_unknown_device_is_refused(tiny_llama: Path) -> None:
+    words = ["prefill", "--model", str(tiny_llama), "--check", "--device", "gpu"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, ConfigError)
+    assert "device 'gpu' is not known" in result.exception.message
 
 
 @pytest.mark.parametrize(("folder", "role"), DEPLOYMENTS, ids=str)
