@@ -17,6 +17,7 @@ from pdx.errors import PdxError
 from pdx.fabric import Provider
 from pdx.fabric.bench.children import open_systems
 from pdx.fabric.bench.figures import Figure, Interval
+from pdx.fabric.bench.pattern import shared_memory
 from pdx.fabric.bench.run import Plan, run_rounds
 from pdx.fabric.bench.systems import PdxPair, System, local_receiver
 
@@ -37,7 +38,8 @@ def measure(provider: Provider, arguments: argparse.Namespace) -> list[Figure]:
         rounds=1 if arguments.toy else arguments.rounds,
     )
     with contextlib.ExitStack() as stack:
-        channel, receiver = local_receiver()
+        memory = stack.enter_context(shared_memory(plan.pool_bytes))
+        channel, receiver = local_receiver(file=memory.target_fd)
         pair = PdxPair(
             channel,
             receiver,
@@ -45,11 +47,14 @@ def measure(provider: Provider, arguments: argparse.Namespace) -> list[Figure]:
             bind_hosts=(),
             pool_bytes=plan.pool_bytes,
             ahead=arguments.ahead,
+            file=memory.source_fd,
         )
         stack.callback(pair.close)
         systems: list[System] = [pair]
         for name in ("memcpy", "raw") if arguments.toy else arguments.compare:
-            for system in open_systems(name, provider, plan.pool_bytes, arguments.peers_python):
+            for system in open_systems(
+                name, provider, plan.pool_bytes, memory, arguments.peers_python
+            ):
                 stack.callback(system.close)
                 systems.append(system)
         return run_rounds(plan, systems, lambda what: None, tell_failure).figures()

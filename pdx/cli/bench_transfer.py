@@ -19,6 +19,7 @@ from pdx.errors import ConfigError, FabricError, PdxError, PeerError
 
 if TYPE_CHECKING:
     from pdx.fabric import Provider
+    from pdx.fabric.bench.pattern import Memory
     from pdx.fabric.bench.run import Plan
     from pdx.fabric.bench.systems import PdxPair, System
 
@@ -153,6 +154,7 @@ def transfer(
     the receiver has counted them all.
     """
     from pdx.cli.bench_transfer_report import print_json, print_text
+    from pdx.fabric.bench.pattern import shared_memory
     from pdx.fabric.bench.run import run_rounds
 
     if listen is not None:
@@ -165,12 +167,19 @@ def transfer(
     plan = _plan(sizes, pages, layers, neighbours, pool, rounds, seconds)
     check_plot(plot)
     with contextlib.ExitStack() as stack:
-        pair = _pdx(provider, peer, bind or (), plan.pool_bytes, ahead)
-        stack.callback(pair.close)
-        systems: list[System] = [pair]
-        for other in _others(comparisons, provider, plan.pool_bytes, peers_python):
-            stack.callback(other.close)
-            systems.append(other)
+        systems: list[System]
+        if peer is not None:
+            pair = _to_peer(provider, peer, bind or (), plan.pool_bytes, ahead)
+            stack.callback(pair.close)
+            systems = [pair]
+        else:
+            memory = stack.enter_context(shared_memory(plan.pool_bytes))
+            pair = _here(provider, bind or (), plan.pool_bytes, memory, ahead)
+            stack.callback(pair.close)
+            systems = [pair]
+            for other in _others(comparisons, provider, plan.pool_bytes, memory, peers_python):
+                stack.callback(other.close)
+                systems.append(other)
         with _progress(plan.rounds * len(plan.page_sizes) * len(systems)) as on_cell:
             results = run_rounds(plan, systems, on_cell, _tell_failure)
             trips = {s: pair.round_trips_us(s, _LATENCY_ROUNDS) for s in plan.page_sizes}
@@ -261,17 +270,28 @@ def _listen(where: str, bind: Sequence[str]) -> None:
                 return
 
 
-def _pdx(
-    provider: Provider, peer: str | None, bind: Sequence[str], pool_bytes: int, ahead: int
+def _to_peer(
+    provider: Provider, peer: str, bind: Sequence[str], pool_bytes: int, ahead: int
 ) -> PdxPair:
-    from pdx.fabric.bench.systems import PdxPair, local_receiver, remote_receiver
+    from pdx.fabric.bench.systems import PdxPair, remote_receiver
 
-    receiver = None
-    if peer is None:
-        channel, receiver = local_receiver(bind)
-    else:
-        channel, host = remote_receiver(*_host_port("--peer", peer))
-        bind = bind or [host]
+    channel, host = remote_receiver(*_host_port("--peer", peer))
+    return PdxPair(
+        channel,
+        None,
+        provider=provider,
+        bind_hosts=bind or [host],
+        pool_bytes=pool_bytes,
+        ahead=ahead,
+    )
+
+
+def _here(
+    provider: Provider, bind: Sequence[str], pool_bytes: int, memory: Memory, ahead: int
+) -> PdxPair:
+    from pdx.fabric.bench.systems import PdxPair, local_receiver
+
+    channel, receiver = local_receiver(bind, memory.target_fd)
     return PdxPair(
         channel,
         receiver,
@@ -279,16 +299,21 @@ def _pdx(
         bind_hosts=bind,
         pool_bytes=pool_bytes,
         ahead=ahead,
+        file=memory.source_fd,
     )
 
 
 def _others(
-    names: Sequence[str], provider: Provider, pool_bytes: int, python: str | None
+    names: Sequence[str],
+    provider: Provider,
+    pool_bytes: int,
+    memory: Memory,
+    python: str | None,
 ) -> Iterator[System]:
     from pdx.fabric.bench.children import open_systems
 
     for name in names:
-        yield from open_systems(name, provider, pool_bytes, python)
+        yield from open_systems(name, provider, pool_bytes, memory, python)
 
 
 def _tell_failure(name: str, error: PdxError) -> None:

@@ -19,8 +19,9 @@ import pytest
 
 from pdx.fabric import available_providers
 from pdx.fabric.bench.figures import Results, interval_of
-from pdx.fabric.bench.pattern import Cell, count_wrong, fill, new_pool, order_of
+from pdx.fabric.bench.pattern import Cell, count_wrong, fill, map_pool, order_of, shared_memory
 from pdx.fabric.bench.plot import size_text, throughput_svg
+from pdx.fabric.bench.run import Plan, run_rounds
 from pdx.fabric.bench.systems import Sample
 
 SMALL = ("--pool", "1M", "--sizes", "4K,64K", "--pages", "16", "--rounds", "2", "--seconds", "0.01")
@@ -174,8 +175,9 @@ def cell(**changes: int) -> Cell:
 
 def test_a_wrong_byte_and_a_page_of_another_cell_are_noticed() -> None:
     here = cell()
-    _source_memory, source = new_pool(here.pool_bytes)
-    _target_memory, target = new_pool(here.pool_bytes)
+    with shared_memory(here.pool_bytes) as memory:
+        _source_memory, source = map_pool(memory.source_fd, here.pool_bytes)
+        _target_memory, target = map_pool(memory.target_fd, here.pool_bytes)
     fill(source, here)
     src, dst = order_of(here)
     atoms = source.reshape(here.layers, -1, here.page_bytes)
@@ -185,6 +187,38 @@ def test_a_wrong_byte_and_a_page_of_another_cell_are_noticed() -> None:
     target[int(dst[5]) * here.page_bytes + 2000] ^= 1
     assert count_wrong(target, here, len(src)) == 1
     assert count_wrong(target, here, 5) == 0
+
+
+class Recorder:
+    """A system that only notes its cells."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.numbers: list[int] = []
+
+    def measure(self, cell: Cell) -> Sample:
+        self.numbers.append(cell.number)
+        return Sample(atoms=1, num_bytes=1, seconds=1, wrong=0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_no_other_systems_bytes_in_the_shared_memory_can_pass_for_a_systems_own() -> None:
+    plan = Plan(
+        pool_bytes=1 << 20,
+        page_sizes=(4096, 8192),
+        batch_pages=8,
+        batch_bytes=1 << 20,
+        layers=1,
+        neighbours=1,
+        seconds=0.1,
+        rounds=3,
+    )
+    systems = [Recorder("a"), Recorder("b")]
+    run_rounds(plan, systems, lambda what: None, lambda name, error: None)
+    numbers = systems[0].numbers + systems[1].numbers
+    assert len(numbers) == len(set(numbers)) == 12
 
 
 @pytest.mark.parametrize("neighbours", [1, 4])

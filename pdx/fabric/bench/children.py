@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from pdx.errors import ConfigError, FabricError
-from pdx.fabric.bench.pattern import Cell
+from pdx.fabric.bench.pattern import Cell, Memory
 from pdx.fabric.bench.systems import Sample, System, end_process
 from pdx.fabric.interface import Provider
 from pdx.fabric.native_fabric import library_info
@@ -49,6 +49,7 @@ class ChildSystem:
         command: Sequence[str],
         encode: Callable[[Cell], str],
         *,
+        memory: Memory,
         polls: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:
@@ -62,6 +63,7 @@ class ChildSystem:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=os.environ | dict(env or {}),
+            pass_fds=(memory.source_fd, memory.target_fd),
             process_group=0,
         )
 
@@ -119,11 +121,12 @@ class ChildSystem:
 
 
 def open_systems(
-    comparison: str, provider: Provider, pool_bytes: int, python: str | None
+    comparison: str, provider: Provider, pool_bytes: int, memory: Memory, python: str | None
 ) -> list[System]:
     """The systems of one word of ``--compare``.
 
     Args:
+        memory: what they write from and to, `pool_bytes` each.
         python: the interpreter that has the peers' packages; None: this one.
 
     Raises:
@@ -131,17 +134,28 @@ def open_systems(
     """
     match comparison:
         case "memcpy":
-            program = str(_raw_program())
-            return [ChildSystem("memcpy", [program, "memcpy", str(pool_bytes)], _raw_line(1))]
-        case "raw":
-            command = [str(_raw_program()), library_info().providers[provider], str(pool_bytes)]
             return [
-                ChildSystem("raw", command, _raw_line(1)),
-                ChildSystem("raw x4", command, _raw_line(4)),
+                ChildSystem(
+                    "memcpy",
+                    _raw_command("memcpy", pool_bytes, memory),
+                    _raw_line(1),
+                    memory=memory,
+                )
+            ]
+        case "raw":
+            command = _raw_command(library_info().providers[provider], pool_bytes, memory)
+            return [
+                ChildSystem("raw", command, _raw_line(1), memory=memory),
+                ChildSystem("raw x4", command, _raw_line(4), memory=memory),
             ]
         case "nixl" | "mooncake":
-            return _peers(comparison, provider, pool_bytes, python or sys.executable)
+            return _peers(comparison, provider, pool_bytes, memory, python or sys.executable)
     raise ConfigError(f"--compare {comparison}: it can be {', '.join(COMPARISONS)}")
+
+
+def _raw_command(what: str, pool_bytes: int, memory: Memory) -> list[str]:
+    files = str(memory.source_fd), str(memory.target_fd)
+    return [str(_raw_program()), what, str(pool_bytes), *files]
 
 
 def _raw_line(pages_per_write: int) -> Callable[[Cell], str]:
@@ -196,7 +210,9 @@ def _raw_program() -> Path:
     return built
 
 
-def _peers(comparison: str, provider: Provider, pool_bytes: int, python: str) -> list[System]:
+def _peers(
+    comparison: str, provider: Provider, pool_bytes: int, memory: Memory, python: str
+) -> list[System]:
     module = {"nixl": "nixl._api", "mooncake": "mooncake.engine"}[comparison]
     run = subprocess.run(
         [python, "-c", f"import {module}"],
@@ -211,15 +227,21 @@ def _peers(comparison: str, provider: Provider, pool_bytes: int, python: str) ->
             f"{comparison} is not installed for {python}",
             hint="install it in an environment of its own, and name that with --peers-python",
         )
-    command = [python, str(_HERE / "peers.py"), comparison, "--pool-bytes", str(pool_bytes)]
+    command = [
+        *(python, str(_HERE / "peers.py"), comparison, "--pool-bytes", str(pool_bytes)),
+        *("--source-fd", str(memory.source_fd), "--target-fd", str(memory.target_fd)),
+    ]
     env = _QUIET | {"UCX_NET_DEVICES": "lo"} | ({"UCX_TLS": "tcp"} if provider == "tcp" else {})
 
     def encode(cell: Cell) -> str:
         return json.dumps(asdict(cell))
 
     if comparison == "mooncake":
-        return [ChildSystem("Mooncake", command, encode, polls=True, env=env)]
+        return [ChildSystem("Mooncake", command, encode, memory=memory, polls=True, env=env)]
     return [
-        ChildSystem("NIXL", [*command, "--no-progress-thread"], encode, polls=True, env=env),
-        ChildSystem("NIXL, progress thread", command, encode, polls=True, env=env),
+        ChildSystem(name, argv, encode, memory=memory, polls=True, env=env)
+        for name, argv in (
+            ("NIXL", [*command, "--no-progress-thread"]),
+            ("NIXL, progress thread", command),
+        )
     ]

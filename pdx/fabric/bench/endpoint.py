@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections.abc import Sequence
 from typing import TypeVar
 
 from pdx.errors import FabricError
-from pdx.fabric.bench.pattern import new_pool
+from pdx.fabric.bench.pattern import map_pool, new_file
 from pdx.fabric.interface import (
     Arrived,
     FabricEvent,
@@ -29,7 +30,11 @@ _E = TypeVar("_E", Arrived, LinkUp, TransferDone)
 
 
 class Endpoint:
-    """What both sides have. close() it, or the fabric's thread goes on."""
+    """What both sides have. close() it, or the fabric's thread goes on.
+
+    Args:
+        file: the pool's, which the caller keeps; None: one of its own.
+    """
 
     def __init__(
         self,
@@ -37,8 +42,13 @@ class Endpoint:
         bind_hosts: Sequence[str],
         pool_bytes: int,
         options: FabricOptions | None = None,
+        file: int | None = None,
     ) -> None:
-        self._memory, self.pool = new_pool(pool_bytes)
+        fd = new_file(pool_bytes) if file is None else os.dup(file)
+        try:
+            self._memory, self.pool = map_pool(fd, pool_bytes)
+        finally:
+            os.close(fd)
         self.fabric = open_fabric(provider=provider, bind_host=bind_hosts or None, options=options)
         self._early: list[FabricEvent] = []
         region = self.fabric.register(self.pool.ctypes.data, pool_bytes)

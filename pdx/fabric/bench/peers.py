@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING or __package__:
-    from pdx.fabric.bench.pattern import Cell, count_wrong, fill, new_pool, order_of, slices_of
+    from pdx.fabric.bench.pattern import Cell, count_wrong, fill, map_pool, order_of, slices_of
 else:  # this file's folder is where Python looks first
-    from pattern import Cell, count_wrong, fill, new_pool, order_of, slices_of
+    from pattern import Cell, count_wrong, fill, map_pool, order_of, slices_of
 
 _TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -174,7 +174,7 @@ class Mooncake:
 def as_target(arguments: argparse.Namespace) -> None:
     """Count, then compare."""
     line = Line(socket.socket(fileno=arguments.fd))
-    _memory, pool = new_pool(arguments.pool_bytes)
+    _memory, pool = map_pool(arguments.target_fd, arguments.pool_bytes)
     peer = KINDS[arguments.peer]("target", pool, line, arguments.progress_thread)
     while True:
         line.receive()  # asleep between cells
@@ -199,10 +199,11 @@ def as_writer(arguments: argparse.Namespace) -> None:
     """Answer each line with what was measured."""
     ours, theirs = socket.socketpair()
     argv = [sys.executable, *sys.argv, "--fd", str(theirs.fileno())]
-    subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    fds = [theirs.fileno(), arguments.target_fd]
+    subprocess.Popen(argv, pass_fds=fds, stdin=subprocess.DEVNULL)
     theirs.close()
     line = Line(ours)
-    _memory, pool = new_pool(arguments.pool_bytes)
+    _memory, pool = map_pool(arguments.source_fd, arguments.pool_bytes)
     peer = KINDS[arguments.peer]("writer", pool, line, arguments.progress_thread)
     for text in sys.stdin:
         cell = Cell(**json.loads(text))
@@ -250,6 +251,8 @@ def main() -> None:
     parser.add_argument("peer", choices=KINDS)
     parser.add_argument("--pool-bytes", type=int, required=True)
     parser.add_argument("--no-progress-thread", dest="progress_thread", action="store_false")
+    parser.add_argument("--source-fd", type=int, required=True)
+    parser.add_argument("--target-fd", type=int, required=True)
     parser.add_argument("--fd", type=int)
     arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

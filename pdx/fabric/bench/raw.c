@@ -1,10 +1,10 @@
 /* What libfabric alone moves here, and what memcpy moves: the limits that `pdx bench transfer` measures against.
  *
- *   raw PROVIDER POOL_BYTES     a writer and, forked, a receiver that poll their completion queues
- *   raw memcpy POOL_BYTES       one thread, from one pool into the other
+ *   raw PROVIDER POOL_BYTES SOURCE TARGET     a writer and, forked, a receiver that poll their completion queues
+ *   raw memcpy POOL_BYTES SOURCE TARGET       one thread, from one pool into the other
  *
  * Each line on stdin is a cell: page_bytes pages_per_write batch_pages seconds number. The answer is a line of JSON.
- * Pools are memfds; pages are taken in a fixed random order; the writer drains each batch before it posts the next; the
+ * SOURCE and TARGET are descriptors of the pools' files; pages are taken in a fixed random order; the writer drains each batch before it posts the next; the
  * clock stops when the receiver says that it has counted every write. Between cells both processes sleep. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -94,13 +94,9 @@ static int receive_all(void* data, size_t n, int wait) {
     leave(got == 0 ? 0 : 1);
 }
 
-static char* new_pool(int value) {
-    const int fd = memfd_create("pdx-bench", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, (off_t)pool_bytes)) fail("memfd", -errno);
-    char* at = mmap(NULL, pool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+static char* map_pool(const char* fd) {
+    char* at = mmap(NULL, pool_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, atoi(fd), 0);
     if (at == MAP_FAILED) fail("mmap", -errno);
-    close(fd);
-    memset(at, value, pool_bytes);
     return at;
 }
 
@@ -305,7 +301,7 @@ static void connect_to_receiver(void) {
 }
 
 int main(int argc, char** argv) {
-    if (argc != 3) return 2;
+    if (argc != 5) return 2;
     /* When the bench dies, stdin ends, which lets us leave in order. Nothing else may end us before: neither the
        signal to a stopped group whose parent is gone, nor the one for an answer that nobody reads. */
     signal(SIGHUP, SIG_IGN);
@@ -316,7 +312,7 @@ int main(int argc, char** argv) {
     const int is_memcpy = strcmp(argv[1], "memcpy") == 0;
     char* to = NULL;
     if (is_memcpy) {
-        pool = new_pool(1), to = new_pool(2);
+        pool = map_pool(argv[3]), to = map_pool(argv[4]);
     } else {
         int pair[2];
         if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) fail("socketpair", -errno);
@@ -324,7 +320,7 @@ int main(int argc, char** argv) {
         channel = pair[child == 0];
         close(pair[child != 0]);
         if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
-        pool = new_pool(child == 0 ? 2 : 1);
+        pool = map_pool(argv[child == 0 ? 4 : 3]);
         open_endpoint(argv[1]);
         if (child == 0) receive_forever();
         connect_to_receiver();

@@ -36,8 +36,13 @@ MAX_POOL_BYTES = 16 << 30
 _OPEN_END = 1 << 60
 
 
-def serve(connection: socket.socket, bind_hosts: Sequence[str], peer: str) -> None:
+def serve(
+    connection: socket.socket, bind_hosts: Sequence[str], peer: str, file: int | None = None
+) -> None:
     """Count for one writer until it leaves.
+
+    Args:
+        file: what the writer writes to, as large as it will say; None: memory of its own.
 
     Raises:
         PeerError: it speaks something else, or stops in the middle of a cell.
@@ -47,7 +52,7 @@ def serve(connection: socket.socket, bind_hosts: Sequence[str], peer: str) -> No
     try:
         hello = channel.expect(Hello)
         _check_hello(hello)
-        endpoint = Endpoint(hello.provider, bind_hosts, hello.pool_bytes)
+        endpoint = Endpoint(hello.provider, bind_hosts, hello.pool_bytes, file=file)
         try:
             channel.send(
                 Hello(
@@ -105,7 +110,13 @@ def _serve_cells(channel: Channel, endpoint: Endpoint, pool_bytes: int) -> None:
 
 def _main() -> int:
     try:
-        serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:], "the writer")
+        fd, file, *bind_hosts = sys.argv[1:]
+        serve(
+            socket.socket(fileno=int(fd)),
+            bind_hosts,
+            "the writer",
+            int(file) if file else None,
+        )
     except PeerLost as error:  # the bench has ended, and has said why
         return error.exit_code
     except (FabricError, PeerError) as error:

@@ -50,17 +50,19 @@ def run_rounds(
 ) -> Results:
     """Measure all systems next to each other at each size, and begin with another one each time.
 
+    They write to the same memory, so each gets bytes of its own: nobody else's pages count as its.
     A system that fails is left out from then on; a failure of pdx's own is raised.
     """
     results = Results()
     left = list(systems)
-    number = 0
+    number = cells = 0
     for round_number in range(plan.rounds):
         for page_bytes in plan.page_sizes:
-            number += 1
-            cell = plan.cell(page_bytes, number)
-            turn = number % len(left)
+            cells += 1
+            turn = cells % len(left)
             for system in [*left[turn:], *left[:turn]]:
+                number += 1
+                cell = plan.cell(page_bytes, number)
                 on_cell(f"{system.name}, round {round_number + 1}")
                 try:
                     sample = system.measure(cell)

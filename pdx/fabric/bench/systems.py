@@ -76,7 +76,11 @@ class System(Protocol):
 
 
 class PdxPair:
-    """pdx itself: the writer is this process, the receiver is at the other end of the channel."""
+    """pdx itself: the writer is this process, the receiver is at the other end of the channel.
+
+    Args:
+        file: what is written from, `pool_bytes` large; None: memory of its own.
+    """
 
     name = "pdx"
 
@@ -89,12 +93,13 @@ class PdxPair:
         bind_hosts: Sequence[str],
         pool_bytes: int,
         ahead: int,
+        file: int | None = None,
     ) -> None:
         self._channel = channel
         self._receiver = receiver
         self._ahead = ahead
         self._generation = 0
-        self._endpoint = Endpoint(provider, bind_hosts, pool_bytes)
+        self._endpoint = Endpoint(provider, bind_hosts, pool_bytes, file=file)
         try:
             descriptor = self._endpoint.descriptor
             channel.send(Hello(provider=provider, pool_bytes=pool_bytes, descriptor=descriptor))
@@ -179,17 +184,19 @@ def _batches(cell: Cell) -> Iterator[PageBatch]:
 
 
 def local_receiver(
-    bind_hosts: Sequence[str] = (),
+    bind_hosts: Sequence[str] = (), file: int | None = None
 ) -> tuple[Channel, subprocess.Popen[bytes]]:
-    """A receiver on this host, and the connection to it."""
+    """A receiver on this host, and the connection to it. ``file``: see :func:`serve`."""
     ours, theirs = socket.socketpair()
+    files = [] if file is None else [file]
     with theirs:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "pdx.fabric.bench.receiver", str(theirs.fileno())),
+                "".join(map(str, files)),
                 *bind_hosts,
             ],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *files],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
             process_group=0,  # a terminal's Ctrl-C is for the bench; the receiver ends with it
