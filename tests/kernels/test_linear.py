@@ -18,8 +18,8 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 @pytest.mark.parametrize("implementation", [linear, cpu_linear], ids=["reference", "cpu"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 8, 63, 64, 65, 130])
-@pytest.mark.parametrize(("in_size", "out_size"), [(96, 40), (33, 1), (1, 17)])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 8, 63, 64, 65, 130])
+@pytest.mark.parametrize(("in_size", "out_size"), [(96, 40), (33, 1), (1, 17), (300, 203)])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 def test_rows_are_the_formulas(
     implementation: Callable[[Tensor, Tensor, Tensor | None], Tensor],
@@ -39,3 +39,23 @@ def test_rows_are_the_formulas(
     assert torch.equal(x, before)
     expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     assert float((y.double() - expected).abs().amax() if num_rows else 0) < TOLERANCE[dtype]
+
+
+def test_a_row_among_few_has_the_bits_that_it_has_alone() -> None:
+    """In bfloat16, up to four rows: a stream's text does not depend on who else is there."""
+    x = torch.randn(4, 300).bfloat16()
+    weight = torch.randn(203, 300).bfloat16()
+    together = cpu_linear(x, weight, None)
+    for num_rows in (1, 2, 3):
+        assert torch.equal(cpu_linear(x[:num_rows], weight, None), together[:num_rows])
+    assert torch.equal(cpu_linear(x[3:], weight, None), together[3:])
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 5])
+def test_nan_and_infinity_reach_the_outputs_that_they_belong_to(num_rows: int) -> None:
+    x = torch.ones(num_rows, 64).bfloat16()
+    weight = torch.ones(8, 64).bfloat16()
+    weight[3, 17], weight[5, 63] = float("nan"), float("inf")
+    y = cpu_linear(x, weight, None)
+    assert y.isnan().nonzero()[:, 1].tolist() == [3] * num_rows
+    assert y.isinf().nonzero()[:, 1].tolist() == [5] * num_rows

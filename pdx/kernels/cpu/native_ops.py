@@ -22,6 +22,7 @@ __all__ = ["NATIVE_DTYPES", "installed_library", "native_ops"]
 NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16})
 
 _SIGNATURES = {
+    "pdx_linear": [c_void_p] * 5 + [c_int64] * 3,
     "pdx_rms_norm": [c_void_p] * 3 + [c_int64] * 2 + [c_float, c_int],
     "pdx_rope": [c_void_p] * 4 + [c_int64] * 3 + [c_int],
     "pdx_kv_append": [c_void_p] * 5 + [c_int64] * 4,
