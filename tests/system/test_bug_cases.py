@@ -1,9 +1,10 @@
 """What users of other disaggregated systems have met, where no other file of tests has it: A pages
 reused, B pages leaked, C hangs. A test's name carries its case, here as elsewhere.
 
-Three cases cannot be brought about. A4, a write that waits for a handshake past its request's end:
+Four cases cannot be brought about. A4, a write that waits for a handshake past its request's end:
 a transfer is only opened on a link that is up. B5, a reaper of expired leases that stops at the
 first live one: no lease expires. D6, two KV layouts: there is one; the handshake compares its name.
+D8, a draft on the decoder alone: no node drafts.
 """
 
 from __future__ import annotations
