@@ -1,7 +1,9 @@
 """The step loop: schedule a pass, let the rank run it, take in the result. The same for every role.
 
-One task on the primary's event loop. Between two passes it handles nothing else; whoever changes
-the scheduler (a submit, an abort, an arrival) calls :meth:`StepLoop.wake`.
+One task on the primary's event loop. Whoever changes the scheduler (a submit, an abort, an arrival)
+calls :meth:`StepLoop.wake`. What comes between two passes is short as a rule, and then nothing else
+comes between; a prompt of 100k tokens makes each part of it take long, and then the others who wait
+for the event loop have their turn after each part.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from pdx.scheduler.scheduler import ScheduledPass, Scheduler
 from pdx.scheduler.sequence import SequenceUpdate
 
 __all__ = ["Ranks", "Role", "StepLoop"]
+
+#: A slice of the event loop that has taken longer ends at the next part's begin.
+_SLICE_S = 0.0003
 
 
 class Ranks(Protocol):
@@ -67,6 +72,7 @@ class StepLoop:
         self._watchdog_s = watchdog_s
         self._woken = asyncio.Event()
         self._trace = trace
+        self._slice_began_s = 0.0
         #: CLOCK_MONOTONIC when the last pass ended, seconds.
         self.last_pass_s = now_s()
         self.num_passes = 0
@@ -81,18 +87,19 @@ class StepLoop:
         Raises:
             PdxError: a rank failed, died or hangs; the node must stop.
         """
+        self._slice_began_s = now_s()
         while True:
+            self._woken.clear()  # whatever changes from here on is looked at, or wakes us
+            self._scheduler.hash_some()  # the role may admit nobody now
+            await self._end_a_long_slice()
             self._role.admit()
+            await self._end_a_long_slice()
             scheduled = self._scheduler.schedule()
             if scheduled is None:
-                self._woken.clear()
-                if self._scheduler.is_hashing:
-                    self._scheduler.hash_some()  # the role may admit nobody now
-                    await asyncio.sleep(0)
-                    continue
-                await self._woken.wait()
+                await self._wait_for_news()
                 continue
             self._role.before_pass(scheduled)
+            await self._end_a_long_slice()
             start_s = now_s()
             try:
                 async with asyncio.timeout(self._watchdog_s):
@@ -103,7 +110,7 @@ class StepLoop:
                     f"in {self._watchdog_s:g} s"
                 ) from None
             self.num_passes += 1
-            self.last_pass_s = now_s()
+            self.last_pass_s = self._slice_began_s = now_s()
             if self._trace is not None:
                 steps = scheduled.batch.steps
                 num_tokens = sum(step.num_tokens for step in steps)
@@ -111,6 +118,17 @@ class StepLoop:
                     start_s, self.last_pass_s, num_tokens=num_tokens, num_requests=len(steps)
                 )
             self._role.after_pass(self._scheduler.postprocess(output))
+
+    async def _wait_for_news(self) -> None:
+        """Nothing can run. That may change as soon as more prompts are hashed."""
+        await (asyncio.sleep(0) if self._scheduler.is_hashing else self._woken.wait())
+        self._slice_began_s = now_s()
+
+    async def _end_a_long_slice(self) -> None:
+        """Let others have the event loop, unless we have had it for a moment only."""
+        if now_s() - self._slice_began_s > _SLICE_S:
+            await asyncio.sleep(0)
+            self._slice_began_s = now_s()
 
     async def _run_ranks(self, batch: Batch) -> StepOutput:
         """Prompts that came meanwhile are hashed while the ranks compute."""

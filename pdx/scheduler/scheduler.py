@@ -94,6 +94,7 @@ class Scheduler:
         self._in_pass: list[Sequence] = []
         self._removes: list[int] = []
         self._last_pass_idx = 0
+        self._has_hashed = False
 
     # ---- requests come and go -------------------------------------------------------------
 
@@ -135,10 +136,11 @@ class Scheduler:
         return self._prefixes.is_hashing
 
     def hash_some(self) -> None:
-        """Hash pages of waiting prompts, a slice of the event loop's time at most; admit() does,
-        too.
+        """Hash pages of waiting prompts, a slice of the event loop's time at most. The next admit()
+        does not do it again.
         """
         self._prefixes.hash_some()
+        self._has_hashed = True
 
     def admit(self, held: Collection[int] = ()) -> list[Sequence]:
         """Lease pages for waiting requests, in their order, until one does not fit. Those whose
@@ -148,7 +150,9 @@ class Scheduler:
             held: requests that wait for something else.
         """
         admitted: list[Sequence] = []
-        self.hash_some()  # also of prompts whose requests have left: nobody else forgets them
+        if not self._has_hashed:
+            self.hash_some()  # also of prompts whose requests have left: nobody else forgets them
+        self._has_hashed = False
         if not self._waiting:
             return admitted
         being_computed = self._prefixes.next_keys(self._active.values())

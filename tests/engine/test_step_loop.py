@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+from pdx.engine import step_loop
 from pdx.engine.step_loop import StepLoop
 from pdx.errors import WorkerError
 from pdx.kv.pages import PagePool
@@ -88,4 +94,58 @@ async def test_a_role_that_admits_nobody_leaves_the_loop_idle() -> None:
     node.may_admit = True
     node.loop.wake()
     assert await node.prefilled.get() == 1
+    running.cancel()
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_others_have_a_turn_between_the_parts_of_a_step_that_take_long(
+    monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    node = Node()
+    turns, at = 0, {}
+    reads = itertools.count()
+    monkeypatch.setattr(step_loop, "now_s", lambda: next(reads) * 0.001 * is_slow)
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            at[name] = turns
+            return call(*arguments)
+
+        return noted
+
+    for owner, name in (
+        (node.scheduler, "hash_some"),
+        (node, "admit"),
+        (node, "before_pass"),
+        (node, "run"),
+    ):
+        monkeypatch.setattr(owner, name, noting(name, getattr(owner, name)))
+    node.submit(1, [1, 2, 3])
+    running = asyncio.create_task(node.loop.run())
+    while "run" not in at:
+        await asyncio.sleep(0)
+        turns += 1
+    running.cancel()
+    first = at["hash_some"]
+    assert [number - first for number in at.values()] == ([0, 1, 2, 3] if is_slow else [0] * 4)
+
+
+async def test_what_comes_between_two_parts_of_a_step_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt of less than a page, after the role has looked for prompts: none else wakes us."""
+    node = Node()
+    reads = itertools.count()
+    monkeypatch.setattr(step_loop, "now_s", lambda: next(reads) * 0.001)
+    admit, comes = node.admit, iter([1])
+
+    def admit_and_go_on() -> None:
+        admit()
+        for request_id in comes:
+            asyncio.get_running_loop().call_soon(node.submit, request_id, [1] * (PAGE - 1))
+
+    monkeypatch.setattr(node, "admit", admit_and_go_on)
+    running = asyncio.create_task(node.loop.run())
+    async with asyncio.timeout(5):
+        assert await node.prefilled.get() == 1
     running.cancel()
