@@ -48,6 +48,8 @@ def parse_quantization(fields: Fields) -> Float8Blocks | None:
     inner.require("fmt", "e4m3")
     # How activations would be quantized: we compute with them as they are, which is more exact.
     inner.require("activation_scheme", "dynamic")
+    # That all scales are powers of two; they are stored, and mean, what other scales do.
+    inner.require("scale_fmt", "ue8m0")
     inner.drop("modules_to_not_convert", "ignored_layers")  # each tensor's type says it
     inner.refuse_rest()
     return Float8Blocks(num_rows=blocks[0], num_columns=blocks[1])

@@ -124,16 +124,19 @@ def _latent_attention(config: ModelConfig) -> list[WeightGroup]:
     mla, num_layers, hidden = config.mla, config.num_layers, config.hidden_size
     q_rank = mla.q_lora_rank or 0
     q_inputs = q_rank or hidden
-    by_head = (
-        q_inputs * config.head_dim
-        + mla.latent_dim * (mla.nope_dim + mla.v_dim)
-        + mla.v_dim * hidden
-    )
+    by_head = q_inputs * config.head_dim + mla.v_dim * hidden
     return [
         WeightGroup(
             name="heads of attention",
             num_values=num_layers * config.num_heads * by_head,
             split=Split.RANKS,
+        ),
+        WeightGroup(
+            # Read by halves, which no kernel does of float8 blocks: in the dtype on every device.
+            name="keys and values of latents",
+            num_values=num_layers * config.num_heads * mla.latent_dim * (mla.nope_dim + mla.v_dim),
+            split=Split.RANKS,
+            is_matrix=False,
         ),
         WeightGroup(
             name="projections to latents",

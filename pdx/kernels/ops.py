@@ -23,6 +23,7 @@ from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.add_rms_norm import add_rms_norm
 from pdx.kernels.reference.expert_mlp import expert_mlp
 from pdx.kernels.reference.linear import linear
+from pdx.kernels.reference.linear_float8 import linear_float8
 from pdx.kernels.reference.mla_append import mla_append
 from pdx.kernels.reference.mla_attention import mla_attention, mla_chunk_attention
 from pdx.kernels.reference.mla_contexts import mla_contexts
@@ -41,6 +42,7 @@ class Ops:
     """One implementation of each op; shapes and formulas stand in ``kernels/reference``."""
 
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    linear_float8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -54,13 +56,17 @@ class Ops:
     mla_chunk_attention: Callable[[Tensor, Tensor, Tensor, Tensor, PagedBatch, float], Tensor]
     softmax_routing: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
     grouped_routing: Callable[[Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]]
-    expert_mlp: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    #: With two more where the weights are float8: their scales.
+    expert_mlp: Callable[..., Tensor]
     #: Whether batches come to them with their tensors on the device (``device_batch``).
     reads_device_batch: bool = False
+    #: Whether weights stay in float8 as they are stored (``linear_float8``); else in the dtype.
+    keeps_float8: bool = False
 
 
 REFERENCE_OPS = Ops(
     linear=linear,
+    linear_float8=linear_float8,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rope=rope,
@@ -156,4 +162,5 @@ def _triton_ops() -> Ops:
         mla_attention=triton_ops.MlaAttention(),
         mla_chunk_attention=triton_ops.MlaChunkAttention(),
         reads_device_batch=True,
+        keeps_float8=True,
     )

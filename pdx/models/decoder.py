@@ -54,6 +54,8 @@ class CausalLM(nn.Module):
             if config.tie_word_embeddings
             else ColumnLinear(config.hidden_size, rows, bias=False, ops=ops)
         )
+        if self.lm_head is not None:
+            self.lm_head.float8 = ()  # read as the embedding would be
 
     def forward(
         self,

@@ -71,6 +71,8 @@ class MlaAttention(nn.Module):
         self.kv_a_layernorm = RmsNorm(mla.latent_dim, _LATENT_EPS, ops)
         kv_rows = even_shard(heads * (mla.nope_dim + mla.v_dim), tp)
         self.kv_b_proj = ColumnLinear(mla.latent_dim, kv_rows, bias=False, ops=ops)
+        # Absorbed, its parts are read as matrices of their own.
+        self.kv_b_proj.float8 = ()
         v_columns = even_shard(heads * mla.v_dim, tp, dim=1)
         self.o_proj = RowLinear(v_columns, hidden, bias=False, ops=ops, tp=tp)
 

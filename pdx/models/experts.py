@@ -20,6 +20,11 @@ class Experts(nn.Module):
     them, as models are kept in memory elsewhere.
     """
 
+    #: Parameters that may stay in float8; a loader that keeps one fills in its scales.
+    float8 = ("gate_up_proj", "down_proj")
+    gate_up_proj_scale_inv: nn.Parameter | None
+    down_proj_scale_inv: nn.Parameter | None
+
     def __init__(self, hidden_size: int, config: ExpertsConfig, ops: Ops, tp: TpGroup) -> None:
         super().__init__()
         self._ops = ops
@@ -30,6 +35,8 @@ class Experts(nn.Module):
             torch.empty(num, 2 * part.size, hidden_size), requires_grad=False
         )
         self.down_proj = nn.Parameter(torch.empty(num, hidden_size, part.size), requires_grad=False)
+        for name in self.float8:
+            self.register_parameter(f"{name}_scale_inv", None)
 
     @property
     def stored(self) -> dict[str, tuple[tuple[StoredPart, ...], ...]]:
@@ -64,4 +71,8 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """x [T, H], weights and ids [T, K] -> this rank's share of the sum [T, H]."""
-        return self._ops.expert_mlp(x, weights, ids, self.gate_up_proj, self.down_proj)
+        scales = self.gate_up_proj_scale_inv, self.down_proj_scale_inv
+        own = (self.gate_up_proj, self.down_proj)
+        if None in scales:
+            return self._ops.expert_mlp(x, weights, ids, *own)
+        return self._ops.expert_mlp(x, weights, ids, *own, *scales)

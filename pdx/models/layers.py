@@ -17,9 +17,12 @@ __all__ = ["ColumnLinear", "Embedding", "Linear", "RmsNorm", "RowLinear", "SwiGl
 
 
 class Linear(nn.Module):
-    """y = x weight^T + bias."""
+    """y = x weight^T + bias. The weight may be float8, beside the scales of its blocks."""
 
+    #: Parameters that may stay in float8; a loader that keeps one fills in its scales.
+    float8: tuple[str, ...] = ("weight",)
     bias: nn.Parameter | None
+    weight_scale_inv: nn.Parameter | None
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, ops: Ops) -> None:
         super().__init__()
@@ -27,10 +30,16 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_size, in_size), requires_grad=False)
         bias_value = nn.Parameter(torch.empty(out_size), requires_grad=False) if bias else None
         self.register_parameter("bias", bias_value)
+        self.register_parameter("weight_scale_inv", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]."""
-        return self._ops.linear(x, self.weight, self.bias)
+        return self._product(x, self.bias)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.weight_scale_inv is None:
+            return self._ops.linear(x, self.weight, bias)
+        return self._ops.linear_float8(x, self.weight, self.weight_scale_inv, bias)
 
 
 class ColumnLinear(Linear):
@@ -57,7 +66,7 @@ class RowLinear(Linear):
         """This rank's share of the sum, for a caller that sums more with it."""
         # One rank adds the bias.
         bias = self.bias if self._tp.rank == 0 else None
-        return self._ops.linear(x, self.weight, bias)
+        return self._product(x, bias)
 
 
 class Embedding(nn.Module):

@@ -132,6 +132,7 @@ def _load(
         left_on_disk=drafts,
         device=device.torch_device,
         check_room=lambda num_bytes: device.check_room("weights", num_bytes),
+        keeps_float8=ops.keeps_float8,
     )
     return model.eval()
 

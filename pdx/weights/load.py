@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from pdx.errors import CheckpointError
 from pdx.models.stored import StoredPart, stored_parts
 from pdx.weights.float8 import dequantised
 from pdx.weights.index import WeightIndex
+from pdx.weights.kept_float8 import kept_scales
 
 __all__ = ["load_parameters"]
 
@@ -30,6 +31,7 @@ def load_parameters(
     left_on_disk: nn.Module | None = None,
     device: torch.device = _CPU,
     check_room: Callable[[int], None] = lambda num_bytes: None,
+    keeps_float8: bool = False,
 ) -> None:
     """Replace every parameter of ``model`` (made on the meta device) by the stored one in dtype.
 
@@ -47,27 +49,35 @@ def load_parameters(
             none; those that it has are checked like the others.
         device: where the parameters, and the model's buffers, go.
         check_room: told of the parameters' bytes before the first is made; may refuse.
+        keeps_float8: whether float8 weights stay as they are, with their scales, in modules that
+            take them so (``float8``); else all are dequantised.
 
     Raises:
         CheckpointError: tensors are missing, unused, of another shape or of a type that is not
             served; they are named.
+        ConfigError: float8 weights cannot be kept so.
     """
     index = WeightIndex.open(folder)
     parts = stored_parts(model, index.tensors)
     checked = parts | _left_on_disk(left_on_disk, index)
     scales = _scales_of(checked, index, quantization)
     _check(checked, scales, index, folder, quantization)
-    values = _Values(model, dtype, device)
+    kept: dict[str, tuple[StoredPart, ...]] = {}
+    if keeps_float8 and quantization is not None:
+        kept = kept_scales(model, parts, index, quantization)
+        _make_room_for_scales(model, kept, quantization)
+    in_float8 = {name.removesuffix(SCALE_SUFFIX) for name in kept}
+    values = _Values(model, dtype, device, in_float8)
     check_room(values.total_bytes)
     fills: dict[str, list[tuple[str, StoredPart]]] = {}
-    for name, own in parts.items():
+    for name, own in (parts | kept).items():
         for part in own:
             fills.setdefault(part.name, []).append((name, part))
     # Views of mapped files: no memory is theirs.
     scale_values = dict(index.read(scales[name] for name in fills if name in scales))
     for stored_name, stored in index.read(fills):
         for name, part in fills[stored_name]:
-            if stored_name in scales:
+            if stored_name in scales and name not in in_float8:
                 assert quantization is not None
                 scale = scale_values[scales[stored_name]]
                 values.fill(name, part, dequantised(stored, scale, part.source, quantization))
@@ -80,12 +90,21 @@ def load_parameters(
 class _Values:
     """The parameters of a model, each made when its first part comes."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        device: torch.device,
+        in_float8: Collection[str],
+    ) -> None:
         self._model = model
         self._device = device
         self._made: dict[str, torch.Tensor] = {}
         self._empty = {
-            name: (parameter.shape, _dtype_of(model, name, dtype))
+            name: (
+                parameter.shape,
+                torch.float8_e4m3fn if name in in_float8 else _dtype_of(model, name, dtype),
+            )
             for name, parameter in model.named_parameters()
         }
         self.done_bytes = 0
@@ -112,7 +131,19 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def _dtype_of(model: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
     owner, leaf = _owner(model, name)
-    return torch.float32 if leaf in getattr(owner, "float32", ()) else dtype
+    is_wide = leaf.endswith(SCALE_SUFFIX) or leaf in getattr(owner, "float32", ())
+    return torch.float32 if is_wide else dtype
+
+
+def _make_room_for_scales(
+    model: nn.Module, names: Iterable[str], quantization: Float8Blocks
+) -> None:
+    for name in names:
+        owner, leaf = _owner(model, name)
+        weight = getattr(owner, leaf.removesuffix(SCALE_SUFFIX))
+        shape = quantization.scale_shape(tuple(weight.shape))
+        scales = torch.empty(shape, device="meta")
+        setattr(owner, leaf, nn.Parameter(scales, requires_grad=False))
 
 
 def _left_on_disk(

@@ -183,8 +183,9 @@ def test_latents_float8_and_drafting_layers_are_told(small_r1: Path) -> None:
     by_ranks = {rank["tp_size"]: rank for rank in memory["ranks"]}
     assert set(by_ranks) == {1, 2, 4, 8}
     one, eight = by_ranks[1], by_ranks[8]
-    # A byte a value, but for embedding, head and norms; the latents' projections are on each rank.
-    assert 1 < one["weight_bytes"] / weights["num_parameters"] < 1.35
+    # A byte a value, but for embedding, head, norms, and what makes keys and values of latents (a
+    # fiftieth); the latents' projections are on each rank.
+    assert 1 < one["weight_bytes"] / weights["num_parameters"] < 1.36
     assert 1 / 8 < eight["weight_bytes"] / one["weight_bytes"] < 0.15
     assert one["token_bytes"] == eight["token_bytes"] == memory["token_bytes"]
 

@@ -53,7 +53,9 @@ def loaded(
         group = tp or LoneRank()
         model, drafts = build_model(config, ops, group), build_drafts(config, ops, group)
     load_parameters(
-        model, folder, dtype, lambda done, total: None, config.quantization, left_on_disk=drafts
+        *(model, folder, dtype, lambda done, total: None, config.quantization),
+        left_on_disk=drafts,
+        keeps_float8=ops.keeps_float8,
     )
     return model
 
