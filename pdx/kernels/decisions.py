@@ -18,6 +18,7 @@ __all__ = [
     "TileConfig",
     "arch_of",
     "decode_config",
+    "expert_config",
     "mla_decode_config",
     "num_splits_for",
     "prefill_config",
@@ -42,6 +43,8 @@ class TileConfig:
     block_n: int
     num_warps: int
     num_stages: int
+    #: Of the summed axis, where tiles have a part of it.
+    block_k: int = 0
 
 
 def arch_of(device: torch.device) -> int:
@@ -98,6 +101,33 @@ def mla_decode_config(arch: int, num_rows: int, kv_dtype: torch.dtype) -> TileCo
         block_n=16 if kv_dtype == torch.float32 else 32,
         num_warps=4 if block_m == 16 else 8,
         num_stages=3 if block_m == 16 else 2,
+    )
+
+
+def expert_config(
+    arch: int, num_pairs: int, num_experts: int, x_dtype: torch.dtype, weight_dtype: torch.dtype
+) -> TileConfig:
+    """``num_pairs``: of tokens and experts. Rows of a block are what an expert gets on average:
+    smaller blocks read a weight several times, larger ones compute what is padding. Weights that
+    are converted on their way (float8 beside wider activations) leave no registers for 128 rows.
+    """
+    wide = x_dtype == torch.float32
+    converts = weight_dtype != x_dtype
+    rows = num_pairs // num_experts
+    if rows < 32:
+        return TileConfig(
+            block_m=16, block_n=64, block_k=32 if wide else 64, num_warps=4, num_stages=5
+        )
+    if rows < 128 or wide or converts:
+        return TileConfig(
+            block_m=64,
+            block_n=64 if wide else 128,
+            block_k=64,
+            num_warps=8 if converts else 4,
+            num_stages=3,
+        )
+    return TileConfig(
+        block_m=128, block_n=128, block_k=32 if arch == 80 else 64, num_warps=8, num_stages=3
     )
 
 

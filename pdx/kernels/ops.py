@@ -161,6 +161,9 @@ def _triton_ops() -> Ops:
         mla_append=triton_ops.mla_append,
         mla_attention=triton_ops.MlaAttention(),
         mla_chunk_attention=triton_ops.MlaChunkAttention(),
+        softmax_routing=triton_ops.softmax_routing,
+        grouped_routing=triton_ops.grouped_routing,
+        expert_mlp=triton_ops.expert_mlp,
         reads_device_batch=True,
         keeps_float8=True,
     )

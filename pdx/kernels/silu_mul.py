@@ -11,9 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pdx.kernels.attention_tiles import next_power_of_2
+
 __all__ = ["silu_mul"]
 
-#: Elements of one program: 8 for each of 128 threads, 16 bytes of a 16-bit dtype.
+#: Elements of one program: 8 for each of 128 threads, 16 bytes of a 16-bit dtype. Short rows share
+#: a program.
 _BLOCK = 1024
 
 
@@ -30,25 +33,39 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     assert gates.shape == ups.shape and gates.dtype == ups.dtype
     assert gates.stride(1) == ups.stride(1) == 1
     if gates.numel():
-        grid = (len(gates), -(-size // _BLOCK))
-        strides = gates.stride(0), ups.stride(0)
-        _kernel[grid](gates, ups, out, size, *strides, BLOCK=_BLOCK, num_warps=4)
+        block_n = min(_BLOCK, next_power_of_2(size))
+        block_m = _BLOCK // block_n
+        _kernel[(-(-len(gates) // block_m), -(-size // block_n))](
+            gates,
+            ups,
+            out,
+            len(gates),
+            size,
+            gates.stride(0),
+            ups.stride(0),
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            num_warps=4,
+        )
     return out
 
 
 @triton.jit
-def gated(gate, up, dtype: tl.constexpr):
-    """float32 tiles -> float32 values of ``dtype``, rounded between the factors and at the end."""
-    inner = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
-    return (inner * up).to(dtype)
-
-
-@triton.jit
-def _kernel(gate_ptr, up_ptr, out_ptr, size, stride_g, stride_u, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_x = column < size
+def _kernel(
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    num_rows,
+    size,
+    stride_g,
+    stride_u,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    is_x = (row < num_rows) & (column < size)
     gate = tl.load(gate_ptr + row * stride_g + column, mask=is_x, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * stride_u + column, mask=is_x, other=0.0).to(tl.float32)
-    result = gated(gate, up, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * size + column, result, mask=is_x)
+    inner = (gate * tl.sigmoid(gate)).to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + row * size + column, (inner * up).to(out_ptr.dtype.element_ty), mask=is_x)

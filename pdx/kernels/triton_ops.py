@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pdx.kernels.device_batch import PartTables, PassTables
+from pdx.kernels.expert_mlp import expert_mlp
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_kv_append import mla_kv_append
 from pdx.kernels.mla_prefill import mla_prefill
@@ -19,6 +20,7 @@ from pdx.kernels.paged_prefill import paged_prefill
 from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.rope_kv_append import rope
 from pdx.kernels.rope_kv_append import rope_kv_append as append
+from pdx.kernels.routing import grouped_routing, softmax_routing
 from pdx.kernels.silu_mul import silu_mul
 
 __all__ = [
@@ -26,12 +28,15 @@ __all__ = [
     "MlaChunkAttention",
     "PagedAttention",
     "add_rms_norm",
+    "expert_mlp",
+    "grouped_routing",
     "mla_append",
     "rms_norm",
     "rope",
     "rope_interleaved",
     "rope_kv_append",
     "silu_mul",
+    "softmax_routing",
 ]
 
 

@@ -7,7 +7,6 @@ pages of 64 tokens are the usual ones, 16 the case in which a tile spans several
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,26 +21,11 @@ from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
 from pdx.kernels.progress_word import publish
-from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.rope_kv_append import rope_kv_append
-from pdx.kernels.silu_mul import silu_mul
+from tests.kernels.gate.dense_entries import DENSE_ENTRIES
+from tests.kernels.gate.entry import ARCHS, BF16, Entry, meta
 
-__all__ = ["ARCHS", "ENTRIES", "Entry"]
-
-ARCHS = (80, 90, 100)
-BF16 = torch.bfloat16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One call, and what the machine code of its first launch must contain."""
-
-    name: str
-    call: Callable[[], object]
-    archs: tuple[int, ...] = ARCHS
-    #: Kinds of instructions by architecture; see `machine_code`.
-    needs: dict[int, tuple[str, ...]] = field(default_factory=dict)
-
+__all__ = ["ENTRIES"]
 
 #: 16 rows never fill a warp group's matrix instruction, and need not: memory is the wall.
 _DECODE = dict.fromkeys(ARCHS, ("mma", "cp_async", "wide_load"))
@@ -52,18 +36,12 @@ _PREFILL = {
 }
 #: Converted records are registers before they are operands: they are not copied ahead.
 _RECORDS = {90: ("wgmma", "wide_load"), 100: ("mma", "wide_load")}
-#: What streams: no matrix unit, 16 bytes a thread and load.
-_STREAM = dict.fromkeys(ARCHS, ("wide_load",))
 _RELEASE = dict.fromkeys(ARCHS, ("system_release",))
-
-
-def _meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _tables(num_requests: int, max_rows: int, context_len: int) -> PageTables:
     def array(length: int) -> Tensor:
-        return _meta(length, dtype=torch.int32)
+        return meta(length, dtype=torch.int32)
 
     return PageTables(
         row_starts=array(num_requests),
@@ -88,8 +66,8 @@ def _decode(
     soft_cap: float | None = None,
 ) -> Callable[[], object]:
     return lambda: paged_decode(
-        _meta(32 * rows, 8 * groups, head_dim),
-        _meta(4096, 8, 2, page_size, head_dim, dtype=kv_dtype),
+        meta(32 * rows, 8 * groups, head_dim),
+        meta(4096, 8, 2, page_size, head_dim, dtype=kv_dtype),
         _tables(32, rows, 4096),
         0.1,
         num_splits=num_splits,
@@ -108,8 +86,8 @@ def _prefill(
     soft_cap: float | None = None,
 ) -> Callable[[], object]:
     return lambda: paged_prefill(
-        _meta(2048, 8 * groups, head_dim),
-        _meta(4096, 8, 2, page_size, head_dim, dtype=kv_dtype),
+        meta(2048, 8 * groups, head_dim),
+        meta(4096, 8, 2, page_size, head_dim, dtype=kv_dtype),
         _tables(4, 512, 8192),
         0.1,
         window=window,
@@ -119,9 +97,9 @@ def _prefill(
 
 def _append(num_heads: int, head_dim: int, kv_dtype: torch.dtype = BF16) -> Callable[[], object]:
     def call() -> object:
-        q, k, v = _meta(32, num_heads + 16, head_dim).split([num_heads, 8, 8], dim=1)
-        cos, places = _meta(32, head_dim // 2, dtype=torch.float32), _meta(32, dtype=torch.int64)
-        kv = _meta(4096, 8, 2, 64, head_dim, dtype=kv_dtype)
+        q, k, v = meta(32, num_heads + 16, head_dim).split([num_heads, 8, 8], dim=1)
+        cos, places = meta(32, head_dim // 2, dtype=torch.float32), meta(32, dtype=torch.int64)
+        kv = meta(4096, 8, 2, 64, head_dim, dtype=kv_dtype)
         return rope_kv_append(q, k, v, cos, cos, kv, places, places)
 
     return call
@@ -129,8 +107,8 @@ def _append(num_heads: int, head_dim: int, kv_dtype: torch.dtype = BF16) -> Call
 
 def _mla_decode(num_heads: int, page_size: int = 64) -> Callable[[], object]:
     return lambda: mla_decode(
-        _meta(32, num_heads, 576),
-        _meta(4096, page_size, 576),
+        meta(32, num_heads, 576),
+        meta(4096, page_size, 576),
         _tables(32, 1, 4096),
         0.1,
         512,
@@ -140,8 +118,8 @@ def _mla_decode(num_heads: int, page_size: int = 64) -> Callable[[], object]:
 
 def _mla_decode_float8(num_heads: int) -> Callable[[], object]:
     return lambda: mla_decode_float8(
-        _meta(32, num_heads, 576),
-        _meta(4096, 64, 656, dtype=torch.uint8),
+        meta(32, num_heads, 576),
+        meta(4096, 64, 656, dtype=torch.uint8),
         _tables(32, 1, 4096),
         0.1,
         512,
@@ -151,20 +129,20 @@ def _mla_decode_float8(num_heads: int) -> Callable[[], object]:
 
 def _mla_append(width: int, kv_dtype: torch.dtype) -> Callable[[], object]:
     def call() -> object:
-        latent, k_rope = _meta(32, 576).split([512, 64], dim=1)
-        cos, places = _meta(32, 32, dtype=torch.float32), _meta(32, dtype=torch.int64)
-        kv = _meta(4096, 64, width, dtype=kv_dtype)
+        latent, k_rope = meta(32, 576).split([512, 64], dim=1)
+        cos, places = meta(32, 32, dtype=torch.float32), meta(32, dtype=torch.int64)
+        kv = meta(4096, 64, width, dtype=kv_dtype)
         return mla_kv_append(latent, k_rope, cos, cos, kv, places, places)
 
     return call
 
 
 def _mla_prefill() -> object:
-    expanded, context = _meta(8192, 16, 256), _meta(4, dtype=torch.int32)
+    expanded, context = meta(8192, 16, 256), meta(4, dtype=torch.int32)
     return mla_prefill(
-        _meta(2048, 16, 192),
+        meta(2048, 16, 192),
         expanded[..., :128],
-        _meta(8192, 64),
+        meta(8192, 64),
         expanded[..., 128:],
         _tables(4, 512, 8192),
         context,
@@ -173,32 +151,15 @@ def _mla_prefill() -> object:
 
 
 def _page_copy() -> None:
-    pages = _meta(64, dtype=torch.int32)
-    page_copy(_meta(512, 8, 2, 64, 128), pages, _meta(512, 2, 2, 16, 128), pages, 1008, num_heads=2)
+    pages = meta(64, dtype=torch.int32)
+    page_copy(meta(512, 8, 2, 64, 128), pages, meta(512, 2, 2, 16, 128), pages, 1008, num_heads=2)
 
 
 def _publish() -> None:
-    publish(_meta(1, dtype=torch.int64), _meta(1, dtype=torch.int64), 3)
+    publish(meta(1, dtype=torch.int64), meta(1, dtype=torch.int64), 3)
 
 
-def _norm(*shape: int) -> Callable[[], object]:
-    return lambda: rms_norm(_meta(*shape), _meta(shape[-1]), 1e-6)
-
-
-def _add_norm(size: int) -> Callable[[], object]:
-    return lambda: add_rms_norm(_meta(64, size), _meta(64, size), _meta(size), 1e-6)
-
-
-def _silu_mul() -> object:
-    return silu_mul(*_meta(64, 2 * 2048).chunk(2, dim=-1))
-
-
-ENTRIES = (
-    Entry(name="norm of heads 128", call=_norm(64, 32, 128), needs=_STREAM),
-    Entry(name="norm 7168", call=_norm(64, 7168), needs=_STREAM),
-    Entry(name="norm of sum 4096", call=_add_norm(4096), needs=_STREAM),
-    Entry(name="norm of sum 7168", call=_add_norm(7168), needs=_STREAM),
-    Entry(name="silu mul", call=_silu_mul, needs=_STREAM),
+_ATTENTION = (
     Entry(name="decode g4 d128", call=_decode(4, 128), needs=_DECODE),
     Entry(name="decode g12 d128", call=_decode(12, 128), needs=_DECODE),
     Entry(name="decode g12 d128 page 16", call=_decode(12, 128, 16), needs=_DECODE),
@@ -264,3 +225,4 @@ ENTRIES = (
     Entry(name="append 96 8 d128 float8", call=_append(96, 128, FLOAT8), archs=(90, 100)),
     Entry(name="progress word", call=_publish, needs=_RELEASE),
 )
+ENTRIES = (*_ATTENTION, *DENSE_ENTRIES)

@@ -62,7 +62,8 @@ def launches_of(name: str, call: Callable[[], object], arch: int) -> list[Launch
     def record(kernel: JITFunction, *args: Any, grid: tuple[int, ...], **kwargs: Any) -> None:
         kwargs.pop("warmup")
         module = kernel.fn.__module__.rpartition(".")[2]
-        launches.append(_launch(f"{name}/{module}", kernel, arch, grid, args, kwargs))
+        which = kernel.fn.__name__.removesuffix("_kernel")  # a module's only one is `_kernel`
+        launches.append(_launch(f"{name}/{module}{which}", kernel, arch, grid, args, kwargs))
 
     with _pretending(arch, record):
         call()

@@ -1,0 +1,84 @@
+"""The gate's entries of everything beside attention: norms, gates, experts, products, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pdx.kernels.expert_mlp import expert_mlp
+from pdx.kernels.kv_view import FLOAT8
+from pdx.kernels.rms_norm import add_rms_norm, rms_norm
+from pdx.kernels.routing import grouped_routing, softmax_routing
+from pdx.kernels.silu_mul import silu_mul
+from tests.kernels.gate.entry import ARCHS, STREAM, Entry, meta
+
+__all__ = ["DENSE_ENTRIES"]
+
+F32 = torch.float32
+_FEW_ROWS = dict.fromkeys(ARCHS, ("mma", "cp_async", "wide_load"))
+_MANY_ROWS = {
+    80: ("mma", "cp_async", "wide_load"),
+    90: ("wgmma", "cp_async", "wide_load"),
+    100: ("tcgen05", "cp_async", "wide_load"),
+}
+
+
+def _norm(*shape: int) -> Callable[[], object]:
+    return lambda: rms_norm(meta(*shape), meta(shape[-1]), 1e-6)
+
+
+def _add_norm(size: int) -> Callable[[], object]:
+    return lambda: add_rms_norm(meta(64, size), meta(64, size), meta(size), 1e-6)
+
+
+def _silu_mul() -> object:
+    return silu_mul(*meta(64, 2 * 2048).chunk(2, dim=-1))
+
+
+def _softmax_routing() -> object:
+    return softmax_routing(meta(64, 128), 8, renormalise=True)
+
+
+def _grouped_routing() -> object:
+    return grouped_routing(meta(64, 256, dtype=F32), meta(256, dtype=F32), 8, 8, 4, True, 2.5)
+
+
+def _experts(num_tokens: int) -> Callable[[], object]:
+    """Of Qwen3-30B-A3B."""
+    return lambda: expert_mlp(
+        meta(num_tokens, 2048),
+        meta(num_tokens, 8, dtype=F32),
+        meta(num_tokens, 8, dtype=torch.int64),
+        meta(128, 2 * 768, 2048),
+        meta(128, 2048, 768),
+    )
+
+
+def _float8_experts(num_tokens: int) -> Callable[[], object]:
+    """Of DeepSeek-V3, split over 8 ranks."""
+    return lambda: expert_mlp(
+        meta(num_tokens, 7168),
+        meta(num_tokens, 8, dtype=F32),
+        meta(num_tokens, 8, dtype=torch.int64),
+        meta(256, 2 * 256, 7168, dtype=FLOAT8),
+        meta(256, 7168, 256, dtype=FLOAT8),
+        meta(256, 4, 56, dtype=F32),
+        meta(256, 56, 2, dtype=F32),
+    )
+
+
+DENSE_ENTRIES = (
+    Entry(name="norm of heads 128", call=_norm(64, 32, 128), needs=STREAM),
+    Entry(name="norm 7168", call=_norm(64, 7168), needs=STREAM),
+    Entry(name="norm of sum 4096", call=_add_norm(4096), needs=STREAM),
+    Entry(name="norm of sum 7168", call=_add_norm(7168), needs=STREAM),
+    Entry(name="silu mul", call=_silu_mul, needs=STREAM),
+    Entry(name="routing 128", call=_softmax_routing),
+    Entry(name="routing 256 in groups", call=_grouped_routing),
+    Entry(name="experts 64 tokens", call=_experts(64)),
+    Entry(name="experts 1024 tokens", call=_experts(1024)),
+    Entry(name="experts 4096 tokens", call=_experts(4096)),
+    Entry(name="experts 64 tokens float8", call=_float8_experts(64), archs=(90, 100)),
+    Entry(name="experts 2048 tokens float8", call=_float8_experts(2048), archs=(90, 100)),
+)
