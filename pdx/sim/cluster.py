@@ -79,9 +79,14 @@ class _Fabric(SimulatedFabric):
     """Wakes the virtual loop instead of a descriptor."""
 
     def __init__(
-        self, loop: VirtualLoop, network: SimulatedNetwork, node: str, provider: Provider
+        self,
+        loop: VirtualLoop,
+        network: SimulatedNetwork,
+        node: str,
+        provider: Provider,
+        num_domains: int,
     ) -> None:
-        super().__init__(network, node, provider=provider)
+        super().__init__(network, node, provider=provider, num_domains=num_domains)
         self._number = loop.take_fd()
         self.on_events(lambda: loop.readable(self._number))
 
@@ -117,6 +122,9 @@ class RunningNode:
         self.watch: Watch | None = None
         self.frontend: SimulatedFrontend | None = None
         self.node: PrefillNode | DecodeNode | None = None
+        #: One of its ranks was killed, so that the node ends by itself.
+        self.has_lost_rank = False
+        self._ranks: SimulatedRanks | None = None
         self._room = room
         self._shape = shape
         self._rng = random.Random(f"{scenario.seed}/{name}/{life}")
@@ -154,6 +162,14 @@ class RunningNode:
         if self.frontend is not None:
             self.frontend.open = False
         self.task.cancel()
+
+    def lose_rank(self) -> bool:
+        """Kill a rank; False: there is none yet, or no more."""
+        if self._ranks is None or self.has_lost_rank or self.task.done():
+            return False
+        self.has_lost_rank = True
+        self._ranks.kill()
+        return True
 
     async def _main(self) -> None:
         loaded = self._load()
@@ -208,7 +224,8 @@ class RunningNode:
     def _open_fabric(
         self, *, provider: Provider, bind_host: Sequence[str], options: FabricOptions
     ) -> Fabric:
-        return _Fabric(self._room.loop, self._room.network, self.name, provider)
+        num_cards = 1 if provider == "shm" else self._shape.num_cards
+        return _Fabric(self._room.loop, self._room.network, self.name, provider, num_cards)
 
     def _on_status(self, status: NodeStatus) -> None:
         open_, taken = status.counts["transfers_open"], status.counts["slots_taken"]
@@ -231,6 +248,7 @@ class RunningNode:
             reserve_output_len=shape.reserve_output_len,
             prefix_cache=shape.prefix_cache,
         )
+        self._ranks = SimulatedRanks(room.model, memory, self.layout, PassTimes(), self._rng)
         return _SimulatedLoad(
             folder=Path("/simulated"),
             weights_id="simulated",
@@ -238,7 +256,7 @@ class RunningNode:
             model=_model_config(room.scenario),
             config=config,
             layout=self.layout,
-            ranks=SimulatedRanks(room.model, memory, self.layout, PassTimes(), self._rng),
+            ranks=self._ranks,
             memory=memory,
             load_s=0.0,
             watch=self.watch,

@@ -12,6 +12,7 @@ from pdx.fabric.simulated import Imm
 from pdx.sim.scenario import Fault, FaultKind
 
 if TYPE_CHECKING:
+    from pdx.sim.cluster import RunningNode
     from pdx.sim.history import History
 
 __all__ = ["FaultDriver"]
@@ -48,10 +49,14 @@ class FaultDriver:
                 return self._kill(fault.target)
             case FaultKind.RESTART:
                 return self._restart(fault.target)
+            case FaultKind.RANK:
+                return self._kill_rank(fault.target)
             case FaultKind.PAUSE:
                 return self._pause(fault.target)
             case FaultKind.PARTITION:
                 return self._partition(fault)
+            case FaultKind.CARD:
+                return self._cut_card(fault)
             case FaultKind.SLOW:
                 return self._slow(fault.target, fault.other, 1 + 200 * fault.strength**3)
             case FaultKind.REORDER:
@@ -89,14 +94,20 @@ class FaultDriver:
         if running.process.dead or running.process.paused:
             return None
         running.stop()
+        return partial(self._start_again, running)
 
-        def again() -> None:
-            if not running.process.dead:
-                self._history.kill_node(name)
-            if self._history.nodes[name] is running:
-                self._history.start_node(name)
+    def _kill_rank(self, name: str) -> Callable[[], None] | None:
+        """The node must end by itself; its process is gone then, or at the fault's end."""
+        running = self._history.nodes[name]
+        if running.process.dead or running.process.paused or not running.lose_rank():
+            return None
+        return partial(self._start_again, running)
 
-        return again
+    def _start_again(self, running: RunningNode) -> None:
+        if not running.process.dead:
+            self._history.kill_node(running.name)
+        if self._history.nodes[running.name] is running:
+            self._history.start_node(running.name)
 
     def _pause(self, name: str) -> Callable[[], None] | None:
         history, process = self._history, self._history.nodes[name].process
@@ -131,6 +142,15 @@ class FaultDriver:
             control.mend(one, other)
 
         return mend
+
+    def _cut_card(self, fault: Fault) -> Callable[[], None]:
+        """One of the cards, both ways or one way; where it is the only one the data path is cut."""
+        one, other = fault.target, fault.other
+        network = self._history.network
+        for source, target in ((one, other), (other, one))[: 1 + int(fault.strength * 2)]:
+            card = int(fault.strength * 97) % self._history.scenario.nodes[source].num_cards
+            network.cut(source, target, domain=card)
+        return partial(network.mend, one, other)
 
     def _slow(self, one: str, other: str, slowness: float) -> Callable[[], None]:
         def set_to(factor: float) -> None:

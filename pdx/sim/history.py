@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pdx.errors import WorkerError
 from pdx.fabric.simulated import Conditions, ImmLayout, Landing, SimulatedNetwork
 from pdx.sim.clients import Client, End
 from pdx.sim.cluster import NUM_LAYERS, ClockOfLoop, Room, RunningNode
@@ -220,6 +221,10 @@ class History:
         if running.process.dead or running.task.cancelled() or self.loop.is_closed():
             return
         error = running.task.exception()
+        if running.has_lost_rank and isinstance(error, WorkerError):
+            self.note(running.name, f"has ended: {error.message}")
+            self.kill_node(running.name)
+            return
         self.on_broken("no-crash", f"{running.name} has ended: {error!r}")
 
     # ---- what is told ---------------------------------------------------------------------

@@ -139,6 +139,8 @@ class SimulatedRanks:
             self._end.set_result(WorkerError("the rank was killed"))
 
     async def run(self, batch: Batch) -> StepOutput:
+        if self._end.done():
+            raise self._end.result()
         for request_id in batch.removes:
             del self._requests[request_id]
         for start in batch.starts:

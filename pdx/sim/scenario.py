@@ -33,10 +33,14 @@ class FaultKind(enum.StrEnum):
     KILL = "kill"
     #: A node is stopped on purpose, and started again.
     RESTART = "restart"
+    #: A rank of a node is killed: the node ends by itself, and is started again later.
+    RANK = "rank"
     #: A node is stopped (SIGSTOP), and goes on later.
     PAUSE = "pause"
     #: Nothing gets from one node to another, control or data, either way or one way.
     PARTITION = "partition"
+    #: Nothing gets out of one of a node's network cards; the others, if it has any, work.
+    CARD = "card"
     #: A path is slow.
     SLOW = "slow"
     #: Writes overtake each other by far.
@@ -94,6 +98,8 @@ class NodeShape:
     reserve_output_len: int
     prefix_cache: bool
     local_below: int
+    #: Network cards that it stripes its writes over.
+    num_cards: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +195,7 @@ def _draw_shape(rng: random.Random, page_size: int, *, scarce: bool, is_small: b
             reserve_output_len=16,
             prefix_cache=True,
             local_below=0,
+            num_cards=1,
         )
     # A request of the longest prompt and output still fits.
     fewest = -(-64 // page_size)
@@ -201,6 +208,7 @@ def _draw_shape(rng: random.Random, page_size: int, *, scarce: bool, is_small: b
         reserve_output_len=rng.choice((1, 4, 16)),
         prefix_cache=rng.random() < 0.7,
         local_below=rng.choice((0, 0, 0, 3)),
+        num_cards=rng.choice((1, 1, 1, 2, 3)),
     )
 
 
@@ -243,7 +251,13 @@ def _draw_fault(
     rng.shuffle(ends)
     other = ""
     at_ns = rng.randrange(500 * MILLISECOND_NS)
-    if kind in (FaultKind.PARTITION, FaultKind.SLOW, FaultKind.RESET, FaultKind.HANGUP):
+    if kind in (
+        FaultKind.PARTITION,
+        FaultKind.CARD,
+        FaultKind.SLOW,
+        FaultKind.RESET,
+        FaultKind.HANGUP,
+    ):
         target, other = ends
     if kind is FaultKind.ABORT and requests:
         request = rng.choice(requests)

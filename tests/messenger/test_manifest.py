@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import struct
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from pdx.errors import ProtocolError
-from pdx.messenger.manifest import Manifest
+from pdx.messenger.manifest import Manifest, differences, model_id, text_id
 
 ONE_RANK = Manifest(
     weights_id="w",
@@ -55,3 +57,52 @@ def test_a_memory_that_cannot_be_is_refused(change: dict[str, object]) -> None:
 def test_records_of_one_part_are_half_of_keys_and_values() -> None:
     record = msgspec.structs.replace(ONE_RANK, num_parts=1).layout()
     assert 2 * record.rank.page_bytes == ONE_RANK.layout().rank.page_bytes
+
+
+def test_what_differs_is_told_in_two_columns_and_what_may_differ_is_not() -> None:
+    other = msgspec.structs.replace(
+        ONE_RANK, weights_id="x", num_layers=3, page_size=4, num_pages=9, tp_size=2
+    )
+    assert differences(ONE_RANK, ONE_RANK, us="prefiller", them="decoder") is None
+    table = differences(ONE_RANK, other, us="prefiller", them="decoder")
+    assert table is not None
+    assert table.splitlines() == [
+        "            prefiller  decoder",
+        "weights_id  w          x",
+        "num_layers  2          3",
+    ]
+
+
+def write_model(folder: Path, *, config: str, header: bytes, data: bytes) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(config)
+    file = struct.pack("<Q", len(header)) + header + data
+    (folder / "model.safetensors").write_bytes(file)
+
+
+def test_a_models_id_is_its_config_its_headers_and_a_sample_of_its_weights(tmp_path: Path) -> None:
+    model = {"config": '{"a": 1, "b": 2}', "header": b'{"x": 1}', "data": bytes(1 << 17)}
+    ids = {}
+    for name, change in {
+        "same": {},
+        "other order": {"config": '{"b": 2, "a": 1}'},
+        "config": {"config": '{"a": 1, "b": 3}'},
+        "header": {"header": b'{"x": 2}'},
+        "data": {"data": b"\1" + bytes((1 << 17) - 1)},
+    }.items():
+        write_model(tmp_path / name, **{**model, **change})
+        ids[name] = model_id(tmp_path / name)
+    assert ids["same"] == ids["other order"]
+    assert len(set(ids.values())) == 4
+
+
+def test_a_texts_id_is_of_the_tokenizer_and_the_template(tmp_path: Path) -> None:
+    assert text_id(tmp_path) == text_id(tmp_path)
+    ids = {text_id(tmp_path)}
+    for name in ("tokenizer.json", "chat_template.jinja", "tokenizer.json"):
+        path = tmp_path / name
+        path.write_text(path.read_text() + "x" if path.exists() else "")
+        ids.add(text_id(tmp_path))
+    (tmp_path / "README.md").write_text("of no account")
+    ids.add(text_id(tmp_path))
+    assert len(ids) == 4

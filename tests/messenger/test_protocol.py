@@ -524,6 +524,18 @@ def test_a_transfer_that_needs_no_clock_starts_none_when_it_is_computed(settled_
     assert side.on_tick(9.9, {}) == []
 
 
+def test_b5_a_clock_that_has_run_out_is_seen_behind_one_that_has_not() -> None:
+    """Clocks are no queue: whichever runs out first counts, whatever its place."""
+    slots = SlotTable()
+    side, first = _started(slots)
+    slot, generation = slots.take() or (0, 0)
+    side.start(msgspec.structs.replace(first, transfer_id=2, slot=slot, generation=generation))
+    side.cancel(1, 0.0)
+    side.on_message(Posted(transfer_id=2, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0)
+    [ended] = side.on_tick(1.0, {})
+    assert ended == EndLink("writes were lost: 0 of 6 atoms counted")
+
+
 def test_writes_lost_after_posted_end_the_link_and_only_the_fence_settles() -> None:
     side, message = _started(SlotTable())
     side.on_message(Posted(transfer_id=1, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0)

@@ -12,7 +12,14 @@ from pdx.kv.pages import Proof
 from pdx.messenger.decode_link import DecodeLink
 from pdx.messenger.decode_side import TransferTimeouts
 from pdx.sim.history import History, Outcome
-from pdx.sim.scenario import MILLISECOND_NS, Scenario, ScenarioOptions, draw_scenario
+from pdx.sim.scenario import (
+    MILLISECOND_NS,
+    Fault,
+    FaultKind,
+    Scenario,
+    ScenarioOptions,
+    draw_scenario,
+)
 from pdx.sim.search import run_history
 
 ONE = ScenarioOptions(num_prefillers=1, num_decoders=1, num_requests=1, num_faults=0)
@@ -32,6 +39,45 @@ def run_with(scenario: Scenario, after_ms: int, change: Callable[[History], None
     history.loop.call_at_ns(after_ms * MILLISECOND_NS, history.end_calm)
     history.loop.call_at_ns(after_ms * MILLISECOND_NS, change, history)
     return history.run()
+
+
+def test_a4_writes_that_are_held_up_never_carry_another_prompts_pages() -> None:
+    """The first transfer's writes take a second, its client leaves, and the prefiller has pages for
+    two prompts: what reads a page keeps it, and what lands, lands where it is waited for.
+    """
+    scenario = draw_scenario(3, dataclasses.replace(ONE, num_requests=8))
+    requests = tuple(
+        dataclasses.replace(
+            plan,
+            at_ns=plan.number * 5 * MILLISECOND_NS,
+            token_ids=tuple(range(100 * plan.number, 100 * plan.number + 30)),
+            prompt_logprobs=None,
+        )
+        for plan in scenario.requests
+    )
+    shapes = {
+        name: dataclasses.replace(
+            shape, page_size=4, num_pages=16, prefix_cache=False, local_below=0, num_cards=1
+        )
+        for name, shape in scenario.nodes.items()
+    }
+    leaves = Fault(
+        number=0, kind=FaultKind.ABORT, at_ns=4 * MILLISECOND_NS, duration_ns=0, target="0"
+    )
+    history = History(
+        dataclasses.replace(
+            scenario, requests=requests, nodes=shapes, faults=(leaves,), provider="tcp"
+        )
+    )
+    normal = history.network.conditions
+    slow = (1000 * MILLISECOND_NS, 1000 * MILLISECOND_NS)
+    late = dataclasses.replace(normal, wire_ns=slow, completion_ns=slow)
+    loop = history.loop
+    loop.call_at_ns(51 * MILLISECOND_NS, lambda: setattr(history.network, "conditions", late))
+    loop.call_at_ns(60 * MILLISECOND_NS, lambda: setattr(history.network, "conditions", normal))
+    outcome = history.run()
+    assert outcome.broken is None
+    assert outcome.ends == {"aborted": 1, "finished": 7}
 
 
 def test_b1_lost_completions_pin_no_pages_for_ever() -> None:
@@ -154,3 +200,72 @@ def test_b1_writes_that_are_lost_with_their_completions_end_in_a_fence(
     assert proofs == [Proof.FENCED]
     stalled_s = TransferTimeouts().stalled_writes_s
     assert stalled_s < outcome.virtual_s < stalled_s + 3
+
+
+def in_mid_transfer(history: History) -> bool:
+    return history.nodes["d0"].counts()["transfers_open"] > 0
+
+
+def test_a_prefillers_dead_rank_ends_its_node_and_its_requests_go_elsewhere() -> None:
+    """The decoder hears of it at once, not from its beats."""
+    history = History(one_request())
+    killed_ns: list[int] = []
+
+    def kill() -> None:
+        if in_mid_transfer(history):
+            history.end_calm()
+            assert history.nodes["p0"].lose_rank()
+            assert not history.nodes["p0"].lose_rank(), "it is dead already"
+            killed_ns.append(history.loop.now_ns)
+            call_later(2000, history.start_node, "p0")
+        else:
+            call_later(1, kill)
+
+    def call_later(after_ms: int, callback: Callable[..., None], *args: object) -> None:
+        history.loop.call_at_ns(history.loop.now_ns + after_ms * MILLISECOND_NS, callback, *args)
+
+    call_later(50, kill)
+    outcome = history.run()
+    assert outcome.broken is None
+    assert outcome.ends == {"finished": 1}
+    assert outcome.counters["prefills_retried"] == outcome.counters["links_lost"] == 1
+    ended_ns = history.clients[0].ended_ns
+    assert ended_ns is not None
+    assert ended_ns - killed_ns[0] < 100 * MILLISECOND_NS
+
+
+def test_a_decoders_dead_rank_ends_its_node_and_the_prefiller_lets_go() -> None:
+    scenario = one_request()
+    rank = Fault(
+        number=0,
+        kind=FaultKind.RANK,
+        at_ns=scenario.requests[0].at_ns + 2 * MILLISECOND_NS,
+        duration_ns=1000 * MILLISECOND_NS,
+        target="d0",
+    )
+    outcome = History(dataclasses.replace(scenario, faults=(rank,)), recorded=True).run()
+    assert outcome.broken is None
+    assert outcome.ends == {"broken": 1}
+    assert any("d0       has ended: the rank was killed" in line for line in outcome.lines)
+    assert any("-> p0: goodbye" in line for line in outcome.lines)
+
+
+def test_the_loss_of_one_of_two_cards_ends_the_link_and_no_request() -> None:
+    """Each of a link's cards has beats of its own."""
+    scenario = one_request()
+    shapes = {
+        name: dataclasses.replace(shape, num_cards=2) for name, shape in scenario.nodes.items()
+    }
+    cut = Fault(
+        number=0,
+        kind=FaultKind.CARD,
+        at_ns=scenario.requests[0].at_ns + 2 * MILLISECOND_NS,
+        duration_ns=4000 * MILLISECOND_NS,
+        target="p0",
+        other="d0",
+        strength=0.1,
+    )
+    outcome = History(dataclasses.replace(scenario, nodes=shapes, faults=(cut,))).run()
+    assert outcome.broken is None
+    assert outcome.ends == {"finished": 1}
+    assert outcome.counters["links_lost"] >= 1
