@@ -217,7 +217,6 @@ class CancelSend:
 
 PrefillAction = (
     Send
-    | EndLink
     | Accept
     | Dropped
     | HoldSource

@@ -29,7 +29,6 @@ from pdx.messenger.actions import (
     Arm,
     CancelSend,
     Dropped,
-    EndLink,
     HoldSource,
     OpenSend,
     PrefillAction,
@@ -230,8 +229,6 @@ class PrefillLink:
                         self._connection.send(message)
                     except PeerLost as error:
                         self.end(error.message)
-            case EndLink(reason=reason):
-                self.end(reason)
             case Accept(prefill=prefill):
                 try:
                     self._owner.accept(self, prefill)

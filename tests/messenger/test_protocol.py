@@ -624,6 +624,86 @@ def test_a_side_refuses_messages_that_it_cannot_get() -> None:
         side.on_message(refusal)
 
 
+def test_an_unanswered_cancel_ends_the_link() -> None:
+    side, _ = _started(SlotTable())
+    assert side.cancel(1, 0.0) == [Send(Cancel(transfer_id=1))]
+    assert side.cancel(1, 1.0) == [], "it is cancelled already"
+    assert side.on_tick(9.9, {}) == []
+    assert side.on_tick(10.0, {}) == [EndLink("no answer to the cancel of transfer 1")]
+
+
+def test_what_a_prefiller_says_of_no_transfer_or_against_its_word_is_seen() -> None:
+    side, message = _started(SlotTable())
+    reject = Reject(transfer_id=77, http_status=503, kind="k", message="m")
+    posted = Posted(transfer_id=77, atoms=6, prefill_start_ns=1, last_layer_ns=2)
+    assert side.on_message(reject, 0.0) == []
+    assert side.on_message(posted, 0.0) == []
+    wrong = msgspec.structs.replace(posted, transfer_id=1, atoms=5)
+    assert side.on_message(wrong, 0.0) == [EndLink("the peer posted 5 atoms, not 6")]
+    side.on_arrived(message.slot, message.generation)
+    with pytest.raises(ProtocolError, match="rejected after it had begun"):
+        side.on_message(msgspec.structs.replace(reject, transfer_id=1), 0.0)
+
+
+def test_posted_may_come_while_scores_or_a_cancel_are_under_way() -> None:
+    posted = Posted(transfer_id=1, atoms=6, prefill_start_ns=1, last_layer_ns=2)
+    side, message = _started(SlotTable(), prompt_logprobs=0)
+    side.on_arrived(message.slot, message.generation)
+    assert [type(a) for a in side.on_message(posted, 0.0)] == [PrefillTimes]
+    side, message = _started(SlotTable())
+    side.cancel(1, 0.0)
+    assert side.on_message(posted, 0.0) == [Retarget(message.slot, message.generation, 6)]
+
+
+def prefilling() -> tuple[PrefillSide, Prefill]:
+    """A prefiller that was asked for eight tokens in two pages."""
+    _, message = _started(SlotTable())
+    message = msgspec.structs.replace(message, token_ids=IdArray([1] * 8))
+    side = PrefillSide(src=LAYOUT, dst=LAYOUT)
+    assert side.on_message(message) == [Accept(message)]
+    return side, message
+
+
+def next_chunk(side: PrefillSide, start: int, end: int, *, last: bool) -> list[PrefillAction]:
+    return side.on_chunk(
+        1, pass_idx=1, start=start, end=end, last=last, src_page_indices=(0, 1), now_ns=5
+    )
+
+
+def test_a_prompt_is_asked_for_once_and_for_what_the_plan_gives() -> None:
+    side, message = prefilling()
+    with pytest.raises(ProtocolError, match="transfer 1 is asked for twice"):
+        side.on_message(message)
+    wrong = msgspec.structs.replace(message, transfer_id=2, slot=2, atoms_by_rank=[7])
+    [answer] = side.on_message(wrong)
+    assert isinstance(answer, Send) and isinstance(answer.message, Reject)
+    assert answer.message.http_status == 400
+    assert side.num_open == 1
+
+
+def test_nothing_is_armed_for_a_transfer_that_is_over() -> None:
+    side, _ = prefilling()
+    assert side.on_chunk_done(1, 0) == [], "it has no chunk yet"
+    assert [type(a) for a in next_chunk(side, 0, 4, last=False)] == [HoldSource, OpenSend, Arm]
+    [view] = side.views("d", "tcp")
+    assert (view.state, view.num_armed, view.atoms) == ("open", 4, 6)
+    assert side.on_chunk_done(1, 9) == [], "more is to come"
+    assert side.on_message(Cancel(transfer_id=1)) == [Dropped(1), CancelSend(1)]
+    assert side.on_message(Cancel(transfer_id=1)) == [], "it is cancelled already"
+    assert next_chunk(side, 4, 8, last=True) == []
+    assert side.on_chunk_done(1, 9) == []
+    side.on_send_done(1, posted=0, failed=0, last_progress_ns=0)
+    assert next_chunk(side, 4, 8, last=True) == []
+
+
+def test_a_prompt_that_is_computed_is_told_until_it_is_posted() -> None:
+    side, _ = prefilling()
+    next_chunk(side, 0, 8, last=True)
+    assert side.on_chunk_done(1, 9) == [Send(Sealed(transfer_id=1))]
+    side.on_send_done(1, posted=6, failed=0, last_progress_ns=0)
+    assert side.on_chunk_done(1, 9) == []
+
+
 def test_what_is_kept_of_a_transfer_that_is_done_is_small() -> None:
     """A slot is used again after thousands of transfers, whose prompts would fill gigabytes."""
     side, num_tokens, num_transfers = PrefillSide(src=LAYOUT, dst=LAYOUT), 200, 200

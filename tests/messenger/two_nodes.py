@@ -1,0 +1,251 @@
+"""Both ends of a link in one process, over real sockets and a real fabric."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from pdx.errors import CapacityError, PeerError, RequestError
+from pdx.fabric import FabricOptions
+from pdx.kv.pages import Proof
+from pdx.messenger.actions import PrefillTimes
+from pdx.messenger.control import Address, ControlConnection, connect
+from pdx.messenger.decode_link import Arrival, DecodeLink
+from pdx.messenger.decode_side import TransferTimeouts
+from pdx.messenger.fabric_hub import FabricHub, MappedMemory
+from pdx.messenger.handshake import FabricChoice, NodeIdentity, greet, welcome
+from pdx.messenger.manifest import Manifest
+from pdx.messenger.messages import (
+    Description,
+    Hello,
+    Prefill,
+)
+from pdx.messenger.prefill_link import PrefillLink
+from pdx.messenger.slots import SlotTable
+from pdx.request.batch import ScoredToken
+from pdx.request.ids import IdArray
+
+MANIFEST = Manifest(
+    weights_id="w",
+    text_id="t",
+    num_layers=2,
+    num_kv_heads=1,
+    head_dim=8,
+    dtype="float32",
+    page_size=16,
+    tp_size=1,
+    kv_layout="head-major",
+    num_pages=4,
+)
+DESCRIPTION = Description(model="m", dtype="float32", page_size=16)
+SECRET = b"correct horse battery staple"
+STEP_S = 10.0
+
+
+def identity(
+    node: str, fabric: FabricChoice = "tcp", secret: bytes | None = None, **changes: object
+) -> NodeIdentity:
+    manifest = msgspec.structs.replace(MANIFEST, **changes)
+    return NodeIdentity(node=node, manifest=manifest, fabric=fabric, secret=secret)
+
+
+@contextlib.contextmanager
+def hub() -> contextlib.ExitStack:
+    layout = MANIFEST.layout()
+    size = layout.total_bytes
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    eventfd = os.eventfd(0)
+    mapped = MappedMemory(
+        kv_address=address,
+        kv_bytes=size,
+        progress_addresses=(address + size,),
+        progress_eventfds=(eventfd,),
+    )
+    opened = FabricHub(mapped, FabricOptions())
+    try:
+        yield opened
+    finally:
+        opened.close()
+        os.close(eventfd)
+
+
+@dataclass
+class DecodeEngine:
+    """What a decoder's link tells its engine."""
+
+    settled: list[tuple[int, Proof]] = field(default_factory=list)
+    lost: list[RequestError] = field(default_factory=list)
+    was_settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
+        self.settled.append((transfer_id, proof))
+        self.was_settled.set()
+
+    def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
+        self.lost.append(error)
+
+    def prefix_found(self, link: DecodeLink, transfer_id: int, num_tokens: int) -> None:
+        pytest.fail("nothing is cached")
+
+    def transfer_counted(self, link: DecodeLink, transfer_id: int, arrival: Arrival) -> None:
+        pytest.fail("nothing is written")
+
+    def transfer_ready(self, link: DecodeLink, transfer_id: int) -> None:
+        pytest.fail("nothing is written")
+
+    def prompt_scored(self, link: DecodeLink, transfer_id: int, tokens: list[ScoredToken]) -> None:
+        pytest.fail("nothing is scored")
+
+    def prefill_times(self, link: DecodeLink, times: PrefillTimes) -> None:
+        pytest.fail("nothing is posted")
+
+
+@dataclass
+class PrefillEngine:
+    """What a prefiller's link asks of its engine: it takes prompts, or not, and runs none."""
+
+    takes: bool = True
+    accepted: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def accept(self, link: PrefillLink, prefill: Prefill) -> None:
+        if not self.takes:
+            raise CapacityError("no room")
+        self.accepted.append(prefill.transfer_id)
+        self.was_asked.set()
+
+    def drop(self, link: PrefillLink, transfer_id: int) -> None:
+        self.dropped.append(transfer_id)
+
+    def hold_source(self, link: PrefillLink, transfer_id: int) -> None:
+        """Its first chunk is armed."""
+
+    def release_source(self, link: PrefillLink, transfer_id: int, *, unproved: bool) -> None:
+        self.released.append(transfer_id)
+
+    def link_over(self, link: PrefillLink) -> None:
+        """The link is fenced."""
+
+
+@dataclass
+class Pair:
+    """A decoder and a prefiller that have a link."""
+
+    decode: DecodeLink
+    prefill: PrefillLink
+    decoder: DecodeEngine
+    prefiller: PrefillEngine
+    slots: SlotTable
+    #: Of either side, for what no honest node sends.
+    of_decoder: ControlConnection
+    of_prefiller: ControlConnection
+
+    def ask(self, transfer_id: int) -> None:
+        pair = self.slots.take()
+        assert pair is not None
+        self.decode.start(
+            Prefill(
+                transfer_id=transfer_id,
+                token_ids=IdArray([1] * 20),
+                first_position=0,
+                page_indices=IdArray([0, 1]),
+                slot=pair[0],
+                generation=pair[1],
+                atoms_by_rank=[4],
+            )
+        )
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    serve: Callable[[ControlConnection], Awaitable[object]],
+) -> AsyncIterator[Address]:
+    """A server that treats each connection like this; errors of ours end the connection."""
+    tasks = []
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
+        connection = ControlConnection(reader, writer)
+        with contextlib.suppress(PeerError):
+            await serve(connection)
+        await connection.close()
+
+    async with await asyncio.start_server(on_connection, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield Address(host=host, port=port)
+        await asyncio.gather(*tasks)
+
+
+async def greeted(
+    address: Address,
+    decode_hub: FabricHub,
+    who: NodeIdentity,
+    engine: DecodeEngine,
+    slots: SlotTable,
+    timeout_s: float = STEP_S,
+) -> tuple[DecodeLink, ControlConnection]:
+    """A decoder's link, as its node makes it."""
+    connection = await connect(address, timeout_s=STEP_S)
+    link = DecodeLink(
+        connection=connection,
+        hub=decode_hub,
+        slots=slots,
+        owner=engine,
+        timeouts=TransferTimeouts(),
+    )
+    try:
+        await greet(link, connection, decode_hub, who, timeout_s=timeout_s)
+    except BaseException as error:
+        link.end(str(error))
+        await link.over.wait()
+        await connection.close()
+        raise
+    return link, connection
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    decoder: NodeIdentity, prefiller: NodeIdentity, *, takes: bool = True
+) -> AsyncIterator[Pair]:
+    decode_engine, prefill_engine, slots = DecodeEngine(), PrefillEngine(takes), SlotTable()
+    made: asyncio.Future[tuple[PrefillLink, ControlConnection]]
+    made = asyncio.get_running_loop().create_future()
+    with hub() as decode_hub, hub() as prefill_hub:
+
+        async def serve(connection: ControlConnection) -> None:
+            def make_link(hello: Hello) -> PrefillLink:
+                return PrefillLink(
+                    connection=connection,
+                    hello=hello,
+                    hub=prefill_hub,
+                    layout=MANIFEST.layout(),
+                    owner=prefill_engine,
+                )
+
+            link = await welcome(connection, prefiller, DESCRIPTION, 64, make_link)
+            if link is not None:
+                made.set_result((link, connection))
+                await link.run()
+
+        async with serving(serve) as address:
+            link, connection = await greeted(address, decode_hub, decoder, decode_engine, slots)
+            serving_decoder = asyncio.create_task(link.run())
+            prefill_link, other = await made
+            yield Pair(link, prefill_link, decode_engine, prefill_engine, slots, connection, other)
+            link.say_goodbye("the test is over")
+            await serving_decoder
+
+
+def both(**options: object) -> contextlib.AbstractAsyncContextManager[Pair]:
+    return pair(identity("d"), identity("p"), **options)  # type: ignore[arg-type]
