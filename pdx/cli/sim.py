@@ -122,7 +122,7 @@ def _run(seeds: range, options: ScenarioOptions, *, as_json: bool) -> Outcome | 
         if not as_json and done % _PROGRESS_HISTORIES == 0 and done < len(seeds):
             status_line(f"{done} of {len(seeds)} histories, {cpu_s / done * 1e3:.1f} ms each")
     if not as_json:
-        _print_summary(done, ends, errors, cpu_s, virtual_s, failed)
+        _print_summary(seeds[:done], ends, errors, cpu_s, virtual_s, failed)
     return failed
 
 
@@ -143,7 +143,7 @@ def _as_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def _print_summary(
-    done: int,
+    seeds: range,
     ends: Counter[str],
     errors: Counter[str],
     cpu_s: float,
@@ -153,7 +153,8 @@ def _print_summary(
     told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
     why = ", ".join(f"{count} x {error}" for error, count in sorted(errors.items()))
     lines = [
-        f"histories  {done}, {cpu_s / done * 1e3:.1f} ms of CPU each",
+        f"histories  {len(seeds)}, {cpu_s / len(seeds) * 1e3:.1f} ms of CPU each",
+        f"seeds      {seeds[0]} to {seeds[-1]}",
         f"virtual    {virtual_s:.1f} s",
         f"requests   {told}" + (f" ({why})" if why else ""),
         f"invariants {'all hold' if failed is None else f'BROKEN: {failed.broken}'}",

@@ -1,4 +1,4 @@
-"""The life and the end of a link, both sides of it over real sockets and a real data path."""
+"""The life and the end of a link, both sides of it over real sockets and a simulated data path."""
 
 from __future__ import annotations
 

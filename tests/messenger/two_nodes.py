@@ -1,20 +1,20 @@
-"""Both ends of a link in one process, over real sockets and a real fabric."""
+"""Both ends of a link in one process, over real sockets and a simulated data path, in real time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import mmap
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 
 from pdx.errors import CapacityError, PeerError, RequestError
-from pdx.fabric import FabricOptions
+from pdx.fabric import FabricOptions, Provider
+from pdx.fabric.simulated import Conditions, SimulatedFabric, SimulatedNetwork
 from pdx.kv.pages import Proof
 from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.control import Address, ControlConnection, connect
@@ -57,25 +57,43 @@ def identity(
     return NodeIdentity(node=node, manifest=manifest, fabric=fabric, secret=secret)
 
 
+class _Clock:
+    """A simulated network in real time."""
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> None:
+        delay_s = max(0.0, (when_ns - self.now_ns()) * 1e-9)
+        asyncio.get_running_loop().call_later(delay_s, callback)
+
+
+def network() -> SimulatedNetwork:
+    """What the hubs of a test are joined by."""
+    return SimulatedNetwork(random.Random(0), _Clock(), conditions=Conditions())
+
+
 @contextlib.contextmanager
-def hub() -> contextlib.ExitStack:
-    layout = MANIFEST.layout()
-    size = layout.total_bytes
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    eventfd = os.eventfd(0)
+def hub(room: SimulatedNetwork, node: str) -> Iterator[FabricHub]:
+    """A node's fabrics, with memory as MANIFEST says."""
+    size = MANIFEST.layout().total_bytes
+
+    def opener(
+        *, provider: Provider, bind_host: Sequence[str], options: FabricOptions
+    ) -> SimulatedFabric:
+        return SimulatedFabric(room, node, provider=provider, options=options)
+
     mapped = MappedMemory(
-        kv_address=address,
+        kv_address=room.memory.map(bytearray(size)),
         kv_bytes=size,
-        progress_addresses=(address + size,),
-        progress_eventfds=(eventfd,),
+        progress_addresses=(room.memory.map(bytearray(8)),),
+        progress_eventfds=(),
     )
-    opened = FabricHub(mapped, FabricOptions())
+    opened = FabricHub(mapped, FabricOptions(), opener=opener)
     try:
         yield opened
     finally:
         opened.close()
-        os.close(eventfd)
 
 
 @dataclass
@@ -221,7 +239,8 @@ async def pair(
     decode_engine, prefill_engine, slots = DecodeEngine(), PrefillEngine(takes), SlotTable()
     made: asyncio.Future[tuple[PrefillLink, ControlConnection]]
     made = asyncio.get_running_loop().create_future()
-    with hub() as decode_hub, hub() as prefill_hub:
+    room = network()
+    with hub(room, "d") as decode_hub, hub(room, "p") as prefill_hub:
 
         async def serve(connection: ControlConnection) -> None:
             def make_link(hello: Hello) -> PrefillLink:
