@@ -216,13 +216,5 @@ class CancelSend:
 
 
 PrefillAction = (
-    Send
-    | Accept
-    | Dropped
-    | HoldSource
-    | ReleaseSource
-    | OpenSend
-    | Arm
-    | Seal
-    | CancelSend
+    Send | Accept | Dropped | HoldSource | ReleaseSource | OpenSend | Arm | Seal | CancelSend
 )

@@ -25,7 +25,9 @@ from tests.oracle.transformers_oracle import Continuation, Oracle
 from tests.system.nodes import Call, Decoder, Prefiller, decoder, prefiller, wait_until
 from tests.system.prompts import prompt_of
 
-__all__ = ["Chaos"]
+__all__ = ["KINDS", "Chaos"]
+
+KINDS = ("prefiller", "prefiller's rank", "decoder", "decoder's rank")
 
 _LENGTHS = (1, 2, 16, 17, 40, 100, 200, 300)
 _LEAVES = 0.25
@@ -63,15 +65,32 @@ class Chaos:
         self._num_deaths = 0
         self._is_up = True
         self._stop = threading.Event()
+        #: When clients are to leave (time.monotonic()), where that is planned; the last is next.
+        self._departures: list[float] | None = None
+        self._departures_lock = threading.Lock()
+        self.slowest_answer_s = 0.0
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
 
-    def run(self, victims: list[str], *, num_clients: int, pause_s: float) -> None:
-        """Kill these in turn, with about so many seconds of load between.
+    def run(
+        self,
+        victims: list[str],
+        *,
+        num_clients: int,
+        pause_s: float,
+        num_departures: int | None = None,
+    ) -> None:
+        """Kill these, one at a random moment of each ``pause_s`` seconds of load, or later where
+        nodes take longer to be back.
 
         Args:
-            victims: of "prefiller", "prefiller's rank", "decoder", "decoder's rank".
+            victims: of KINDS.
+            num_departures: so many clients leave, spread over the time; None: each fourth.
         """
+        began_s, total_s = time.monotonic(), pause_s * len(victims)
+        if num_departures is not None:
+            step_s = total_s / num_departures
+            self._departures = [began_s + i * step_s for i in reversed(range(num_departures))]
         clients = [
             threading.Thread(target=self._ask_on, args=(i,), name=f"client-{i}", daemon=True)
             for i in range(num_clients)
@@ -79,13 +98,16 @@ class Chaos:
         for client in clients:
             client.start()
         try:
-            for victim in victims:
-                time.sleep(self._dice.uniform(0.2, 1.8) * pause_s)  # the moment is the point
+            for i, victim in enumerate(victims):
+                moment_s = began_s + (i + self._dice.uniform(0.1, 0.9)) * pause_s
+                time.sleep(max(0.2, moment_s - time.monotonic()))  # the moment is the point
                 self._kill(victim)
                 self._heal()
                 if self.violations:
                     break
-            time.sleep(pause_s)
+            time.sleep(max(0.5, began_s + total_s - time.monotonic()))
+            if self._departures is not None and not self.violations:
+                wait_until(lambda: not self._departures, timeout_s=60, what="all have left")
         finally:
             self._stop.set()
             for client in clients:
@@ -95,9 +117,11 @@ class Chaos:
         for prompt, wanted in self._pool:
             if not wanted.agrees_with(self._decoder.complete(prompt, len(wanted.token_ids))):
                 self.violations.append(f"wrong tokens after all, prompt of {len(prompt)}")
-        self._decoder.wait_clean(10.0)
-        for node in self._prefillers:
-            node.wait_clean(10.0)
+        for node in (self._decoder, *self._prefillers):
+            try:
+                node.wait_clean(10.0)
+            except AssertionError as error:
+                self.violations.append(f"pages are not free: {error}")
 
     def close(self) -> None:
         """Stop all nodes."""
@@ -155,17 +179,37 @@ class Chaos:
                 continue
             num_deaths = self._num_deaths
             prompt, wanted = dice.choice(self._pool)
-            leaves_after = dice.uniform(0, 0.3) if dice.random() < _LEAVES else None
+            leaves_after = dice.uniform(0, 0.3) if self._is_to_leave(dice) else None
             began_s = time.monotonic()
             problem = self._ask(prompt, wanted, dice.random() < 0.5, leaves_after)
             if problem is None:
+                if leaves_after is None:
+                    took_s = time.monotonic() - began_s
+                    self.slowest_answer_s = max(self.slowest_answer_s, took_s)
                 continue
+            if leaves_after is not None:
+                self._leave_again()
             decoder_died = num_deaths != self._num_deaths
             if decoder_died and not problem.startswith("wrong"):
                 self.counts["failed with their decoder"] += 1
                 continue
             took_s = time.monotonic() - began_s
             self.violations.append(f"prompt of {len(prompt)}, after {took_s:.1f} s: {problem}")
+
+    def _is_to_leave(self, dice: random.Random) -> bool:
+        if self._departures is None:
+            return dice.random() < _LEAVES
+        with self._departures_lock:
+            if self._departures and self._departures[-1] <= time.monotonic():
+                self._departures.pop()
+                return True
+        return False
+
+    def _leave_again(self) -> None:
+        """The decoder died before the client could leave: another one does."""
+        if self._departures is not None:
+            with self._departures_lock:
+                self._departures.append(time.monotonic())
 
     def _ask(
         self, prompt: list[int], wanted: Continuation, stream: bool, leaves_after: float | None
@@ -208,8 +252,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     dice = random.Random(asked.seed)
-    kinds = ["prefiller", "prefiller's rank", "decoder", "decoder's rank"]
-    victims = [dice.choice(kinds) for _ in range(asked.kills)]
+    victims = [dice.choice(KINDS) for _ in range(asked.kills)]
     prompt_ids: list[int] = build_tokenizer(puts_bos=True).encode(TEXT).ids
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pdx-chaos-") as folder:
