@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pdx.cli.rank_plan import RankPlan, plan_rank
 from pdx.cli.tables import Table, print_tables
-from pdx.config.engine import EngineConfig
+from pdx.config.engine import EngineConfig, interprets_kernels
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
 
@@ -73,14 +73,16 @@ def _plan(settings: Settings) -> _Deployment:
             model,
             page_size=page_size,
             dtype=config.dtype,
+            kv_dtype=config.kv_type,
             tp_size=config.tp_size,
             keeps_float8=not on_cpu,
         )
         num_pages = config.num_pages or num_pages_in(
-            model, page_size, config.kv_memory_bytes, config.dtype, config.tp_size
+            model, page_size, config.kv_memory_bytes, config.kv_type, config.tp_size
         )
         if not num_pages:
             refusals.append(f"{config.kv_memory_bytes:,} bytes of KV memory hold no page")
+        config.check_kv_type(interprets_kernels=interprets_kernels())
         if not on_cpu:
             check_one_gpu(range(config.first_gpu, config.first_gpu + config.tp_size))
     except ConfigError as error:
@@ -115,6 +117,7 @@ def _tables(deployment: _Deployment) -> list[Table]:
         ("family", deployment.model.family.value),
         ("device", config.device),
         ("dtype", config.dtype),
+        ("KV dtype", config.kv_type),
         ("ranks", str(config.tp_size)),
         ("would start", "no" if deployment.refusals else "yes"),
         *(("refused", reason) for reason in deployment.refusals),
@@ -150,14 +153,14 @@ def _writes_table(deployment: _Deployment) -> Table:
     from pdx.messenger.plan import shares
 
     model, config = deployment.model, deployment.config
-    ours = node_layout(model, config.page_size, 1, config.dtype, config.tp_size)
+    ours = node_layout(model, config.page_size, 1, config.kv_type, config.tp_size)
     rows = []
     for peer_size in _PEER_SIZES:
         try:
             check_tp_size(model, peer_size)
         except ConfigError:
             continue
-        peer = node_layout(model, config.page_size, 1, config.dtype, peer_size)
+        peer = node_layout(model, config.page_size, 1, config.kv_type, peer_size)
         num_heads = max(share.num_heads for share in shares(ours, peer, 0))
         atom_bytes = num_heads * ours.rank.head_bytes
         rows.append((str(peer_size), f"{atom_bytes:,}"))

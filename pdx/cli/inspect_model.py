@@ -36,7 +36,7 @@ _KV_SIZES_GIB = (1, 2, 4, 8, 16, 32, 64, 80)
 
 
 @with_settings(
-    [*pick(ModelChoice, required=["model"]), *pick(EngineConfig, "dtype", "page_size")],
+    [*pick(ModelChoice, required=["model"]), *pick(EngineConfig, "dtype", "kv_dtype", "page_size")],
     argument="model",
 )
 def model(
@@ -47,7 +47,7 @@ def model(
 
     Exit code 1 where it is not, with the reason.
     """
-    report = _inspect(settings["model"], settings["dtype"], settings["page_size"])
+    report = _inspect(settings["model"], settings.build(EngineConfig))
     if as_json:
         sys.stdout.write(json.dumps(_as_json(report)) + "\n")
     else:
@@ -84,6 +84,7 @@ class _Fit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
     dtype: str
+    kv_dtype: str
     weight_bytes: int
     page_size: int
     #: KV of one page over all layers.
@@ -106,7 +107,7 @@ class _Report:
     refusal: CheckpointError | None
 
 
-def _inspect(name: str, dtype: str, page_size: int) -> _Report:
+def _inspect(name: str, asked: EngineConfig) -> _Report:
     from pdx.config.model import ModelConfig
     from pdx.config.model_source import describe_weights
 
@@ -118,7 +119,7 @@ def _inspect(name: str, dtype: str, page_size: int) -> _Report:
     except CheckpointError as error:
         refusal = error
     weights = _weights(tensors, config)
-    memory = None if config is None else _memory(config, weights, dtype, page_size)
+    memory = None if config is None else _memory(config, weights, asked)
     return _Report(
         name=name, folder=folder, weights=weights, config=config, memory=memory, refusal=refusal
     )
@@ -180,11 +181,12 @@ def _drafts(name: str, config: ModelConfig | None) -> bool:
     return any(name.startswith(f"model.layers.{layer}.") for layer in layers)
 
 
-def _memory(config: ModelConfig, weights: _Weights, dtype: str, page_size: int) -> _Memory:
+def _memory(config: ModelConfig, weights: _Weights, asked: EngineConfig) -> _Memory:
     from pdx.kv.geometry import ITEMSIZE, kv_layout
 
-    dtype = config.dtype if dtype == "auto" else dtype
-    page = kv_layout(config, page_size, 1, dtype)
+    dtype, page_size = config.dtype if asked.dtype == "auto" else asked.dtype, asked.page_size
+    kv_dtype = dataclasses.replace(asked, dtype=dtype).kv_type
+    page = kv_layout(config, page_size, 1, kv_dtype)
     weight_bytes = weights.num_parameters * ITEMSIZE[dtype]
 
     def fit(memory_bytes: int, kv_bytes: int) -> _Fit:
@@ -200,13 +202,14 @@ def _memory(config: ModelConfig, weights: _Weights, dtype: str, page_size: int) 
 
     return _Memory(
         dtype=dtype,
+        kv_dtype=kv_dtype,
         weight_bytes=weight_bytes,
         page_size=page_size,
         page_bytes=page.total_bytes,
         token_bytes=page.token_bytes,
         kv_fits=tuple(fit(gib * _GIB, gib * _GIB) for gib in _KV_SIZES_GIB),
         gpu_fits=tuple(fit(gib * _GIB, gib * _GIB - weight_bytes) for gib in GPU_SIZES_GIB),
-        ranks=tuple(plan_ranks(config, page_size=page_size, dtype=dtype)),
+        ranks=tuple(plan_ranks(config, page_size=page_size, dtype=dtype, kv_dtype=kv_dtype)),
     )
 
 
@@ -312,7 +315,8 @@ def _cache(memory: _Memory) -> Table:
         ("KV of a token", f"{memory.token_bytes:,} bytes"),
         ("KV of a page", f"{memory.page_bytes:,} bytes, {_count(memory.page_size, 'token')}"),
     ]
-    return Table(title=f"Memory in {memory.dtype}", rows=tuple(rows))
+    kv = "" if memory.kv_dtype == memory.dtype else f", KV in {memory.kv_dtype}"
+    return Table(title=f"Memory in {memory.dtype}{kv}", rows=tuple(rows))
 
 
 def _kv_table(memory: _Memory) -> Table:

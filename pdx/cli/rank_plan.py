@@ -44,9 +44,18 @@ class RankPlan:
 
 
 def plan_rank(
-    config: ModelConfig, *, page_size: int, dtype: str, tp_size: int, keeps_float8: bool
+    config: ModelConfig,
+    *,
+    page_size: int,
+    dtype: str,
+    tp_size: int,
+    keeps_float8: bool,
+    kv_dtype: str | None = None,
 ) -> RankPlan:
     """Plan it.
+
+    Args:
+        kv_dtype: of the KV cache, where it is not ``dtype``.
 
     Raises:
         ConfigError: the model cannot be split so, or float8 blocks would be cut that are kept.
@@ -55,7 +64,7 @@ def plan_rank(
     from pdx.config.weight_sizes import rank_weight_bytes
     from pdx.kv.geometry import ITEMSIZE, kv_layout
 
-    layout = kv_layout(config, page_size, 1, dtype, tp_size)
+    layout = kv_layout(config, page_size, 1, kv_dtype or dtype, tp_size)
     if keeps_float8:
         check_float8_split(config, tp_size)
     return RankPlan(
@@ -67,7 +76,9 @@ def plan_rank(
     )
 
 
-def plan_ranks(config: ModelConfig, *, page_size: int, dtype: str) -> list[RankPlan]:
+def plan_ranks(
+    config: ModelConfig, *, page_size: int, dtype: str, kv_dtype: str | None = None
+) -> list[RankPlan]:
     """On GPUs: every number of ranks of one host that the model can be split over."""
     from pdx.errors import ConfigError
 
@@ -75,7 +86,12 @@ def plan_ranks(config: ModelConfig, *, page_size: int, dtype: str) -> list[RankP
     for tp_size in range(1, _MAX_RANKS + 1):
         try:
             plan = plan_rank(
-                config, page_size=page_size, dtype=dtype, tp_size=tp_size, keeps_float8=True
+                config,
+                page_size=page_size,
+                dtype=dtype,
+                tp_size=tp_size,
+                keeps_float8=True,
+                kv_dtype=kv_dtype,
             )
         except ConfigError:
             continue

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
 from pdx.config.setting import parse_bytes, setting
 from pdx.errors import ConfigError
 
-__all__ = ["EngineConfig", "parse_bytes"]
+__all__ = ["EngineConfig", "interprets_kernels", "parse_bytes"]
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
+_KV_DTYPES = ("auto", "bfloat16", "float8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class EngineConfig:
     )
     dtype: str = setting(
         "auto",
-        "Type of weights and KV cache; auto is the checkpoint's.",
+        "Type of weights and activations; auto is the checkpoint's.",
         key="dtype",
         section="model",
         choices=_DTYPES,
@@ -66,6 +68,13 @@ class EngineConfig:
         section="kv",
         metavar="SIZE",
         minimum=1,
+    )
+    kv_dtype: str = setting(
+        "auto",
+        "Type of the KV cache; auto is --dtype, float8 is for GPUs of compute capability 9.0 on.",
+        key="kv_dtype",
+        section="kv",
+        choices=_KV_DTYPES,
     )
     prefix_cache: bool = setting(
         True,
@@ -119,12 +128,47 @@ class EngineConfig:
             raise ConfigError(
                 f"device {self.device!r} is not known", hint="use cpu, cuda or cuda:N"
             )
+        if self.kv_dtype not in _KV_DTYPES:
+            raise ConfigError(
+                f"kv_dtype {self.kv_dtype!r} is not known", hint=f"use {' or '.join(_KV_DTYPES)}"
+            )
         if self.dtype not in _DTYPES:
             raise ConfigError(
                 f"dtype {self.dtype!r} is not known", hint=f"use {' or '.join(_DTYPES)}"
             )
 
     @property
+    def kv_type(self) -> str:
+        """Of the KV cache, once ``dtype`` is resolved."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    def check_kv_type(self, *, interprets_kernels: bool) -> None:
+        """Whether ranks can have such a KV cache; ``dtype`` is resolved. (Whether a GPU is new
+        enough, its rank says.)
+
+        Args:
+            interprets_kernels: whether ranks on a CPU run the kernels of GPUs.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        if self.kv_dtype == "bfloat16" and self.dtype != "bfloat16":
+            raise ConfigError(
+                f"a KV cache in bfloat16 beside --dtype {self.dtype} is not served",
+                hint="use --dtype bfloat16, or --kv-dtype auto",
+            )
+        if self.kv_dtype == "float8" and self.device == "cpu" and not interprets_kernels:
+            raise ConfigError(
+                "a KV cache in float8 is not served on a CPU, whose ops compute in --dtype",
+                hint="use --kv-dtype auto, or --device cuda",
+            )
+
+    @property
     def first_gpu(self) -> int:
         """The first rank's, of those that CUDA_VISIBLE_DEVICES leaves."""
         return int(self.device.partition(":")[2] or 0)
+
+
+def interprets_kernels() -> bool:
+    """Whether ranks on a CPU run the kernels of GPUs: they have this process's environment."""
+    return os.environ.get("PDX_KERNELS") == "interpret"

@@ -28,6 +28,13 @@ class MlaConfig:
     interleaved: bool
 
     @property
+    def float8_record_bytes(self) -> int:
+        """A token's record where the KV cache is float8: a byte a value of the latent, 4 float32
+        scales (one for each quarter), and the rotated part in bfloat16.
+        """
+        return self.latent_dim + 4 * 4 + 2 * self.rope_dim
+
+    @property
     def record_dim(self) -> int:
         """Values of a token's record."""
         return self.latent_dim + self.rope_dim

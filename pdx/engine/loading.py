@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pdx.config.engine import EngineConfig
+from pdx.config.engine import EngineConfig, interprets_kernels
 from pdx.config.float8_split import check_float8_split
 from pdx.config.model import ModelConfig
 from pdx.engine.step_loop import Ranks
@@ -85,6 +85,7 @@ class LoadedModel:
             num_pages=self.layout.rank.num_pages,
             kv_alignment=self.layout.alignment,
             num_parts=self.layout.rank.num_parts,
+            kv_dtype=None if self.config.kv_type == self.config.dtype else self.config.kv_type,
         )
 
     def scheduler(self) -> Scheduler:
@@ -101,7 +102,8 @@ class LoadedModel:
     def _cache_root(self) -> str:
         """What the KV cache of given tokens depends on, as text; equal on all hosts."""
         page_size = self.layout.rank.page_size
-        return f"{self.weights_id} {self.config.dtype} {page_size} {_KV_LAYOUT}"
+        types = f"{self.config.dtype} {self.config.kv_type}"
+        return f"{self.weights_id} {types} {page_size} {_KV_LAYOUT}"
 
     async def close(self) -> None:
         """Stop the ranks, then unmap their memory (no fabric may use it any more)."""
@@ -127,6 +129,7 @@ async def load_model(
             model.num_draft_layers,
         )
     check_tp_size(model, config.tp_size)
+    config.check_kv_type(interprets_kernels=interprets_kernels())
     if config.device != "cpu":
         check_float8_split(model, config.tp_size)
     ranks = RankGroup(config.tp_size)
@@ -142,11 +145,12 @@ async def load_model(
                 num_threads=config.num_threads or _threads_of_one(config.tp_size),
                 chunk_len=config.chunk_len,
                 poison=config.poison,
+                kv_dtype=config.kv_type,
             ),
             on_loading,
         )
         layout = node_layout(
-            *(model, config.page_size, ready.num_pages, config.dtype, config.tp_size),
+            *(model, config.page_size, ready.num_pages, config.kv_type, config.tp_size),
             alignment=ready.kv_alignment,
         )
         assert layout.rank.total_bytes == ready.kv_bytes

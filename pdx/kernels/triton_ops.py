@@ -12,6 +12,7 @@ from torch import Tensor
 from pdx.kernels.device_batch import PartTables, PassTables
 from pdx.kernels.expert_mlp import expert_mlp
 from pdx.kernels.mla_decode import mla_decode
+from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_kv_append import mla_kv_append
 from pdx.kernels.mla_prefill import mla_prefill
 from pdx.kernels.paged_batch import PagedBatch
@@ -41,10 +42,18 @@ __all__ = [
 
 
 def rope_kv_append(
-    k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: PagedBatch
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    batch: PagedBatch,
+    *,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """See ``kernels/reference/rope_kv_append``."""
-    append(k[:, :0], k, v, cos, sin, kv, batch.token_pages, batch.token_offsets)
+    places = batch.token_pages, batch.token_offsets
+    append(k[:, :0], k, v, cos, sin, kv, *places, kv_scales=kv_scales)
 
 
 def rope_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -76,13 +85,21 @@ class PagedAttention:
         self._batch: PagedBatch | None = None
         self._tables: PassTables | None = None
 
-    def __call__(self, q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    def __call__(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        batch: PagedBatch,
+        scale: float,
+        *,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
+    ) -> Tensor:
         """See ``kernels/reference/paged_attention``."""
         if batch is not self._batch or self._tables is None:
             self._tables, self._batch = PassTables.of(batch, q.device), batch
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        paged_decode(q, kv, self._tables.steps, scale, out=out)
-        return paged_prefill(q, kv, self._tables.chunks, scale, out=out)
+        paged_decode(q, kv, self._tables.steps, scale, out=out, kv_scales=kv_scales)
+        return paged_prefill(q, kv, self._tables.chunks, scale, out=out, kv_scales=kv_scales)
 
 
 class MlaAttention:
@@ -98,7 +115,8 @@ class MlaAttention:
         """See ``kernels/reference/mla_attention``."""
         if batch is not self._batch or self._tables is None:
             self._tables, self._batch = PartTables.of(batch, q.device), batch
-        return mla_decode(q, kv, self._tables.spans, scale, latent_dim)
+        decode = mla_decode_float8 if kv.dtype == torch.uint8 else mla_decode
+        return decode(q, kv, self._tables.spans, scale, latent_dim)
 
 
 class MlaChunkAttention:

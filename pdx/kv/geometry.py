@@ -10,8 +10,9 @@ from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
 
 __all__ = ["ITEMSIZE", "check_tp_size", "kv_layout", "node_layout", "num_pages_in"]
 
-#: Bytes of one value, by dtype name.
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: Bytes of one value in KV memory, by the name of its type. A latent's record in float8 has values
+#: of several types and is counted in bytes.
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 
 
 def check_tp_size(config: ModelConfig, tp_size: int) -> None:
@@ -50,6 +51,8 @@ def kv_layout(
         raise ConfigError(f"{num_pages} KV pages are too few", hint="give the KV cache more memory")
     check_tp_size(config, tp_size)
     num_parts, part_dim = config.kv_parts
+    if dtype == "float8" and config.mla is not None:
+        part_dim = config.mla.float8_record_bytes
     return KvLayout(
         num_layers=config.num_layers,
         num_kv_heads=len(kv_heads_of_rank(config.num_kv_heads, tp_size, 0)),

@@ -49,6 +49,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     kv_alignment: int = mmap.PAGESIZE
     #: Of a head in a page: K and V, or 1 where a token has one record for both.
     num_parts: int = 2
+    #: Of the KV cache; None: ``dtype``.
+    kv_dtype: str | None = None
 
     def layout(self) -> NodeLayout:
         """The node's KV memory.
@@ -61,7 +63,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         splits = min(heads, tp_size, self.num_parts, *sizes) > 0 and (
             heads % tp_size == 0 or tp_size % heads == 0
         )
-        if not splits or self.dtype not in ITEMSIZE:
+        kv_dtype = self.kv_dtype or self.dtype
+        if not splits or kv_dtype not in ITEMSIZE:
             raise ProtocolError(f"a manifest describes a KV memory that cannot be: {self}")
         rank = KvLayout(
             num_layers=self.num_layers,
@@ -69,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             head_dim=self.head_dim,
             page_size=self.page_size,
             num_pages=self.num_pages,
-            itemsize=ITEMSIZE[self.dtype],
+            itemsize=ITEMSIZE[kv_dtype],
             num_parts=self.num_parts,
         )
         return NodeLayout(

@@ -118,7 +118,7 @@ class MlaAttention(nn.Module):
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, kv: Tensor, batch: PagedBatch) -> Tensor:
         """[T, Hq, N] and [T, Hq, E] -> [T, Hq, V], by way of each head's keys and values."""
         mla = self._mla
-        contexts = self._ops.mla_contexts(kv, batch, mla.latent_dim)
+        contexts = self._ops.mla_contexts(kv, batch, mla.latent_dim, q_nope.dtype)
         latent, k_rope = contexts.tensor_split([mla.latent_dim], dim=-1)
         by_head = self.kv_b_proj(latent).view(len(latent), -1, mla.nope_dim + mla.v_dim)
         k_nope, v = by_head.tensor_split([mla.nope_dim], dim=-1)

@@ -13,7 +13,15 @@ from torch.nn.functional import embedding
 from pdx.kernels.ops import Ops
 from pdx.models.sharding import Shard, TpGroup, even_shard
 
-__all__ = ["ColumnLinear", "Embedding", "Linear", "RmsNorm", "RowLinear", "SwiGluMlp"]
+__all__ = [
+    "ColumnLinear",
+    "Embedding",
+    "Linear",
+    "RmsNorm",
+    "RowLinear",
+    "SwiGluMlp",
+    "float8_scales",
+]
 
 
 class Linear(nn.Module):
@@ -128,3 +136,8 @@ class SwiGluMlp(nn.Module):
     def partial(self, x: Tensor) -> Tensor:
         """This rank's share of the sum, for a caller that sums more with it."""
         return self.down_proj.partial(self._ops.silu_mul(self.gate_proj(x), self.up_proj(x)))
+
+
+def float8_scales(kv: Tensor, kv_scales: tuple[float, float]) -> dict[str, tuple[float, float]]:
+    """What the ops of grouped-query attention are told besides, of a float8 KV memory."""
+    return {"kv_scales": kv_scales} if kv.dtype == torch.float8_e4m3fn else {}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM, DecoderLayer, LayerPass
-from pdx.models.layers import ColumnLinear, RmsNorm, RowLinear, SwiGluMlp
+from pdx.models.layers import ColumnLinear, RmsNorm, RowLinear, SwiGluMlp, float8_scales
 from pdx.models.sharding import TpGroup, even_shard, kv_shard
 
 __all__ = ["build_qwen3"]
@@ -35,6 +35,10 @@ def build_qwen3(config: ModelConfig, ops: Ops, tp: TpGroup) -> CausalLM:
 
 class Qwen3Attention(nn.Module):
     """Grouped-query attention over the paged KV of one layer, kv [P, Hkv, 2, S, D]."""
+
+    #: What a stored K, and a stored V, of 1 means where the KV memory is float8; a loader fills in
+    #: the checkpoint's.
+    kv_scales = (1.0, 1.0)
 
     def __init__(self, config: ModelConfig, ops: Ops, tp: TpGroup) -> None:
         super().__init__()
@@ -59,8 +63,10 @@ class Qwen3Attention(nn.Module):
         heads = (x.shape[0], -1, self._head_dim)
         k = self.k_norm(self.k_proj(x).view(heads))
         v = self.v_proj(x).view(heads)
-        ops.rope_kv_append(k, v, *cos_sin, kv, batch)
+        scales = float8_scales(kv, self.kv_scales)
+        ops.rope_kv_append(k, v, *cos_sin, kv, batch, **scales)
         layer_pass.on_kv_ready()
         q = ops.rope(self.q_norm(self.q_proj(x).view(heads)), *cos_sin)
-        out: Tensor = self.o_proj(ops.paged_attention(q, kv, batch, self._scale).flatten(1))
+        attended = ops.paged_attention(q, kv, batch, self._scale, **scales)
+        out: Tensor = self.o_proj(attended.flatten(1))
         return out

@@ -31,7 +31,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     #: A local Hugging Face folder.
     model_folder: str
     device: str
-    #: "float32", "bfloat16" or "float16": weights, activations and KV.
+    #: "float32", "bfloat16" or "float16": weights and activations.
     dtype: str
     page_size: int
     #: KV pages; None: as many as ``kv_memory_bytes`` holds. Both of one rank.
@@ -48,6 +48,13 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     tp_size: int = 1
     #: A file that does not exist yet, for the ranks to find each other.
     rendezvous: str = ""
+    #: Of the KV memory: as ``dtype``, or "float8"; None: ``dtype``.
+    kv_dtype: str | None = None
+
+    @property
+    def kv_type(self) -> str:
+        """Of the KV memory."""
+        return self.kv_dtype or self.dtype
 
 
 class RankLoading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):

@@ -90,7 +90,7 @@ def export_kv(
         exported = ExportedKv(fd=memory.fd, alignment=_HUGE_PAGE_BYTES)
         kv = kv_tensor(memory.mapping, layout, dtype)
     if poison:
-        kv.fill_(float("nan"))
+        kv.view(torch.uint8).fill_(0xFF)  # NaN in every type that KV memory has
     return exported, kv
 
 

@@ -30,6 +30,7 @@ from pdx.weights.load import load_parameters
 __all__ = ["serve"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_FLOAT8 = "float8"
 #: Seconds between two reports of loading; the last one is always sent.
 _REPORT_INTERVAL_S = 0.05
 
@@ -46,13 +47,12 @@ def serve(channel: Channel) -> None:
     layout = _layout(config, model_config)
     ops = ops_for(config.device)
     device = open_device(config, staged=ops.reads_device_batch)
+    kv_dtype = _kv_dtype(config, model_config, ops)
     tp = join_group(config, device.torch_device)
     with _told_of_memory(device):
         model = _load(config, model_config, ops, tp, device, _reporter(channel))
         device.check_room("KV memory", layout.total_bytes)
-        exported, kv = export_kv(
-            layout, _DTYPES[config.dtype], device.torch_device, poison=config.poison
-        )
+        exported, kv = export_kv(layout, kv_dtype, device.torch_device, poison=config.poison)
         progress_memory, eventfd, word = export_progress()
         progress: Progress = HostProgress(word)
         if device.staged:
@@ -100,7 +100,7 @@ def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
     num_pages = config.num_pages
     if num_pages is None:
         num_pages = num_pages_in(
-            model_config, config.page_size, config.kv_memory_bytes, config.dtype, config.tp_size
+            model_config, config.page_size, config.kv_memory_bytes, config.kv_type, config.tp_size
         )
         if num_pages == 0:
             raise ConfigError(
@@ -108,7 +108,27 @@ def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
                 f"{config.page_size} tokens",
                 hint="give the KV cache more memory, or use smaller pages",
             )
-    return kv_layout(model_config, config.page_size, num_pages, config.dtype, config.tp_size)
+    return kv_layout(model_config, config.page_size, num_pages, config.kv_type, config.tp_size)
+
+
+def _kv_dtype(config: RankConfig, model_config: ModelConfig, ops: Ops) -> torch.dtype:
+    """Of the KV tensor; a latent's record has several types in it, and is bytes.
+
+    Raises:
+        ConfigError: the ops, or the GPU, cannot compute with it.
+    """
+    if config.kv_type != _FLOAT8:
+        return _DTYPES[config.kv_type]
+    if not ops.reads_device_batch:
+        raise ConfigError(
+            "a KV cache in float8 is not served on a CPU, whose ops compute in --dtype",
+            hint="use --kv-dtype auto, or --device cuda",
+        )
+    from pdx.kernels.kv_view import check_float8  # only ranks with kernels want Triton
+
+    if config.device != "cpu":
+        check_float8(torch.cuda.get_device_capability())
+    return torch.uint8 if model_config.mla is not None else torch.float8_e4m3fn
 
 
 def _load(

@@ -14,6 +14,7 @@ from pdx.models.stored import StoredPart, stored_parts
 from pdx.weights.float8 import dequantised
 from pdx.weights.index import WeightIndex
 from pdx.weights.kept_float8 import kept_scales
+from pdx.weights.kv_scales import load_kv_scales
 
 __all__ = ["load_parameters"]
 
@@ -59,9 +60,10 @@ def load_parameters(
     """
     index = WeightIndex.open(folder)
     parts = stored_parts(model, index.tensors)
+    scales_of_kv = load_kv_scales(model, index)
     checked = parts | _left_on_disk(left_on_disk, index)
     scales = _scales_of(checked, index, quantization)
-    _check(checked, scales, index, folder, quantization)
+    _check(checked, scales, index, folder, quantization, scales_of_kv)
     kept: dict[str, tuple[StoredPart, ...]] = {}
     if keeps_float8 and quantization is not None:
         kept = kept_scales(model, parts, index, quantization)
@@ -176,6 +178,7 @@ def _check(
     index: WeightIndex,
     folder: Path,
     quantization: Float8Blocks | None,
+    read_already: Collection[str],
 ) -> None:
     stored = index.tensors
     wanted = {part.name: part.shape for own in parts.values() for part in own}
@@ -184,7 +187,11 @@ def _check(
         wanted |= {scales[name]: quantization.scale_shape(wanted[name]) for name in scales}
     kinds = {
         "missing": [name for name in wanted if name not in stored],
-        "unused": [name for name in stored if name not in wanted and not _ignorable(name)],
+        "unused": [
+            name
+            for name in stored
+            if name not in wanted and name not in read_already and not _ignorable(name)
+        ],
         "wrong shape": [
             f"{name} is {list(stored[name].shape)}, wanted {list(shape)}"
             for name, shape in wanted.items()

@@ -214,6 +214,7 @@ def test_config_is_printed_with_its_origins_and_without_the_key(tmp_path: Path) 
     assert printed["kv"] == {
         "pages": 4,
         "kv_memory": "2G",
+        "kv_dtype": "auto",
         "prefix_cache": True,
         "poison": False,
     }

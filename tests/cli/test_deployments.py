@@ -120,3 +120,43 @@ def test_no_torch_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert printed.splitlines()[-1] == "False"
+
+
+def test_a_float8_cache_takes_half_the_bytes(tiny_llama: Path) -> None:
+    words = ["prefill", "--model", str(tiny_llama), "--check", "--device", "cuda"]
+    found = []
+    for kv_dtype in ("bfloat16", "float8"):
+        flags = ["--dtype", "bfloat16", "--kv-dtype", kv_dtype]
+        printed = CliRunner().invoke(app, [*words, *flags]).stdout
+        assert f"KV dtype     {kv_dtype}" in printed
+        token, writes = printed.split("KV of a token")[1], printed.split("Writes")[1]
+        found.append((token.split()[0], writes.splitlines()[2].split()[1]))
+    (token, atom), (float8_token, float8_atom) = (
+        (int(a.replace(",", "")), int(b.replace(",", ""))) for a, b in found
+    )
+    assert (token, atom) == (2 * float8_token, 2 * float8_atom)
+
+
+def test_r1s_latents_in_float8_are_records_of_656_bytes() -> None:
+    printed = check(R1, "decode", "--kv-dtype", "float8").stdout
+    assert f"KV of a token  {61 * 656:,} bytes" in printed
+    assert f" {64 * 656:,}" in printed.split("Writes")[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--kv-dtype", "float8"], "a KV cache in float8 is not served on a CPU"),
+        (
+            ["--kv-dtype", "bfloat16", "--dtype", "float32"],
+            "a KV cache in bfloat16 beside --dtype float32 is not served",
+        ),
+    ],
+)
+def test_a_cache_that_is_not_served_is_refused(
+    tiny_llama: Path, flags: list[str], reason: str
+) -> None:
+    words = ["decode", "--peer", "127.0.0.1:1", "--model", str(tiny_llama), "--check", *flags]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, ConfigError)
+    assert reason in result.exception.message

@@ -45,6 +45,7 @@ def test_ranks_divide_the_heads_or_are_a_multiple_of_them() -> None:
         {"page_size": 0},
         {"num_pages": -1},
         {"dtype": "int7"},
+        {"kv_dtype": "float9"},
         {"kv_alignment": 0},
         {"num_parts": 0},
     ],
@@ -106,3 +107,11 @@ def test_a_texts_id_is_of_the_tokenizer_and_the_template(tmp_path: Path) -> None
     (tmp_path / "README.md").write_text("of no account")
     ids.add(text_id(tmp_path))
     assert len(ids) == 4
+
+
+def test_both_nodes_have_the_same_type_of_cache() -> None:
+    narrow = msgspec.structs.replace(ONE_RANK, kv_dtype="float8")
+    assert 4 * narrow.layout().rank.page_bytes == ONE_RANK.layout().rank.page_bytes
+    told = differences(ONE_RANK, narrow, us="prefiller", them="decoder")
+    assert told is not None
+    assert told.splitlines()[1].split() == ["kv_dtype", "None", "float8"]

@@ -27,6 +27,7 @@ __all__ = [
     "PAGE_SIZE",
     "altered",
     "difference",
+    "empty_float8_kv",
     "empty_kv",
     "loaded",
     "run",
@@ -67,6 +68,7 @@ def run(
     config: ModelConfig | None = None,
     dtype: torch.dtype = torch.float32,
     change: Callable[[CausalLM], None] = lambda model: None,
+    float8_kv: bool = False,
 ) -> tuple[Tensor, list[int]]:
     """Logits [T, V] of one sequence run in chunks over poisoned pages, and the layers reported.
 
@@ -77,7 +79,7 @@ def run(
     change(model)
     total = sum(map(len, chunks))
     pages = list(range(-(-total // PAGE_SIZE)))[::-1]
-    kv = empty_kv(config, len(pages), dtype)
+    kv = empty_float8_kv(config, len(pages)) if float8_kv else empty_kv(config, len(pages), dtype)
     ready: list[int] = []
     logits = []
     begin = 0
@@ -98,6 +100,14 @@ def empty_kv(
     layout = kv_layout(config, PAGE_SIZE, num_pages, "float32", tp_size)
     buffer = bytearray(layout.total_bytes)
     return kv_tensor(buffer, layout, torch.float32).fill_(float("nan")).to(dtype)
+
+
+def empty_float8_kv(config: ModelConfig, num_pages: int) -> Tensor:
+    """Poisoned pages of float8, or of latents' records."""
+    layout = kv_layout(config, PAGE_SIZE, num_pages, "float8")
+    buffer = bytearray(b"\xff" * layout.total_bytes)
+    is_latent = config.mla is not None
+    return kv_tensor(buffer, layout, torch.uint8 if is_latent else torch.float8_e4m3fn)
 
 
 def difference(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.reference.mla_record import pack_records
 from pdx.kernels.reference.rope import rope, rope_interleaved
 
 __all__ = ["mla_append"]
@@ -22,7 +23,13 @@ def mla_append(
     batch: PagedBatch,
     interleaved: bool,
 ) -> None:
-    """latent [T, R], k_rope [T, E], cos and sin [T, E/2] into kv [P, S, R + E] (one layer)."""
+    """latent [T, R], k_rope [T, E], cos and sin [T, E/2] into kv [P, S, R + E] (one layer), or
+    float8 records, uint8 [P, S, record].
+    """
     turn = rope_interleaved if interleaved else rope
-    records = torch.cat([latent, turn(k_rope[:, None], cos, sin)[:, 0]], dim=-1)
+    turned = turn(k_rope[:, None], cos, sin)[:, 0]
+    if kv.dtype == torch.uint8:
+        records = pack_records(latent, turned)
+    else:
+        records = torch.cat([latent, turned], dim=-1)
     kv[batch.token_pages, batch.token_offsets] = records.to(kv.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.accumulate import widen
+from pdx.kernels.reference.mla_record import unpack_records
 
 __all__ = ["mla_attention", "mla_chunk_attention"]
 
@@ -19,11 +20,16 @@ __all__ = ["mla_attention", "mla_chunk_attention"]
 def mla_attention(
     q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, latent_dim: int
 ) -> Tensor:
-    """q [T, Hq, R + E], kv [P, S, R + E] (one layer, appended) -> [T, Hq, R] in q's dtype."""
+    """q [T, Hq, R + E], kv [P, S, R + E] (one layer, appended) -> [T, Hq, R] in q's dtype.
+
+    kv may be float8 records, uint8 [P, S, record].
+    """
     out = torch.empty_like(q[..., :latent_dim])
     for span in batch.spans:
-        context = kv[span.page_indices].flatten(0, 1)[: span.context_len]
-        keys = context[:, None, :]
+        context = kv[span.page_indices]
+        if kv.dtype == torch.uint8:
+            context = unpack_records(context, latent_dim)
+        keys = context.flatten(0, 1)[: span.context_len, None, :]
         out[span.rows] = _attend(q[span.rows], keys, keys[..., :latent_dim], scale)
     return out
 

@@ -17,7 +17,7 @@ def pack_records(latent: Tensor, rope: Tensor) -> Tensor:
     """latent [T, R], rope [T, E] -> uint8 [T, record]."""
     num_tokens, latent_dim = latent.shape
     size = record_bytes(latent_dim, rope.shape[1])
-    records = torch.zeros(1, num_tokens, size, dtype=torch.uint8)
+    records = torch.zeros(1, num_tokens, size, dtype=torch.uint8, device=latent.device)
     parts = LatentParts.of(records, latent_dim)
     quarters = latent.float().view(num_tokens, NUM_SCALES, -1)
     largest = quarters.abs().amax(dim=-1)

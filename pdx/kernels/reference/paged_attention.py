@@ -27,11 +27,17 @@ def paged_attention(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
-    """q [T, Hq, D], kv [P, Hkv, 2, S, D] (one layer, appended) -> [T, Hq, D] in q's dtype."""
+    """q [T, Hq, D], kv [P, Hkv, 2, S, D] (one layer, appended) -> [T, Hq, D] in q's dtype.
+
+    ``kv_scales``: what a stored K, and a stored V, of 1 means.
+    """
     out = torch.empty_like(q)
+    k_scale, v_scale = kv_scales
     for span in batch.spans:
-        out[span.rows] = _attend(q[span.rows], kv, span, scale, window, soft_cap)
+        rows = _attend(q[span.rows], kv, span, scale * k_scale, window, soft_cap)
+        out[span.rows] = rows * v_scale
     return out
 
 

@@ -12,7 +12,17 @@ __all__ = ["rope_kv_append"]
 
 
 def rope_kv_append(
-    k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: PagedBatch
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    batch: PagedBatch,
+    *,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """k, v [T, Hkv, D], cos and sin [T, D/2] into kv [P, Hkv, 2, S, D] (one layer), in place."""
-    kv_append(rope(k, cos, sin), v, kv, batch)
+    """k, v [T, Hkv, D], cos and sin [T, D/2] into kv [P, Hkv, 2, S, D] (one layer), in place.
+
+    ``kv_scales`` as in ``kv_append``.
+    """
+    kv_append(rope(k, cos, sin), v, kv, batch, kv_scales)
