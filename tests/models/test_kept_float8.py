@@ -124,3 +124,20 @@ def test_an_interpreted_rank_gives_the_golden_ids(
         tokens = rank.generate(1, prompt, 4, list(range(8)))
     assert deepseek_float8_oracle.greedy(prompt, 4).agrees_with([t.token_id for t in tokens])
     assert LOGIT_TOLERANCE > SAME
+
+
+def test_an_interpreted_rank_with_whole_experts_gives_the_dequantised_ids(
+    whole_experts: Path, tiny_prompt_ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its experts' products are Triton's over float8 blocks; the other has float32 weights."""
+    prompt, found = tiny_prompt_ids[:20], []
+    for kernels in ("", "interpret"):
+        monkeypatch.setenv("PDX_KERNELS", kernels)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        with RankProcess(rank_config(whole_experts)) as rank:
+            rank.wait_ready()
+            found.append(rank.generate(1, prompt, 3, list(range(8))))
+    dequantised, kept = found
+    assert [t.token_id for t in kept] == [t.token_id for t in dequantised]
+    for ours, theirs in zip(kept, dequantised, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=2e-4)

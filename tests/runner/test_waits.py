@@ -32,7 +32,16 @@ def run_passes(folder: Path, *words: str) -> list[dict[str, Any]]:
     return passes
 
 
-@pytest.mark.parametrize("model", ["tiny_llama"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "tiny_llama",
+        *(
+            pytest.param(model, marks=pytest.mark.slow)
+            for model in ("tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek")
+        ),
+    ],
+)
 def test_a_pass_is_one_copy_in_and_one_out(model: str, request: pytest.FixtureRequest) -> None:
     chunk, mixed, steps = run_passes(request.getfixturevalue(model))
     assert [each["waits"] for each in (chunk, mixed, steps)] == [[], [], []]
