@@ -1,7 +1,8 @@
 """What the prefix cache costs a primary for one long prompt of 128k tokens, slice by slice.
 
 A prompt that is new is hashed in slices, leased and published (as a decoder does once its KV cache
-is there); the same one again is hashed and found whole. Every call is one slice of an event loop.
+is there), and ends with the rest to publish; the same one again is hashed and found whole; one that
+shares nothing makes another one's pages leave the cache. Every call is one slice of an event loop.
 `--toy`: no row.
 """
 
@@ -12,6 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,8 @@ def slices_of(page_size: int, token_ids: list[int]) -> dict[str, list[float]]:
         page_size=page_size, chunk_len=CHUNK, max_num_seqs=8, reserve_output_len=256
     )
     scheduler = Scheduler(limits, PagePool(2 * NUM_TOKENS // page_size), "root")
-    taken: dict[str, list[float]] = {"hash": [], "admit": [], "publish": [], "find": []}
+    parts = ("hash", "admit", "publish", "find", "end", "evict")
+    taken: dict[str, list[float]] = {part: [] for part in parts}
 
     def timed(what: str, call: Callable[[], object]) -> None:
         started = time.thread_time()
@@ -39,14 +42,20 @@ def slices_of(page_size: int, token_ids: list[int]) -> dict[str, list[float]]:
         taken[what].append((time.thread_time() - started) * 1e3)
 
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
-    for request_id, admit in ((1, "admit"), (2, "find")):
-        scheduler.submit(request_id, token_ids, sampling)
+    others = [token_id + 1 for token_id in token_ids]
+    for request_id, admit, ids in (
+        (1, "admit", token_ids),
+        (2, "find", token_ids),
+        (3, "admit", others),
+        (4, "evict", token_ids[1:]),
+    ):
+        scheduler.submit(request_id, ids, sampling)
         while scheduler.is_hashing:
             timed("hash", scheduler.hash_some)
         timed(admit, scheduler.admit)
-        begin = lambda i=request_id: scheduler.start(i, num_computed=NUM_TOKENS - 1)  # noqa: E731
+        begin = partial(scheduler.start, request_id, num_computed=NUM_TOKENS - 1)
         timed("publish", begin)
-        scheduler.abort(request_id)
+        timed("end", partial(scheduler.abort, request_id))
     return taken
 
 
@@ -64,7 +73,7 @@ def main() -> None:
             "page_size": page_size,
             "tokens": NUM_TOKENS,
             "samples": count,
-            "hash_slices": len(runs[0]["hash"]) // 2,
+            "hash_slices": len(runs[0]["hash"]) // 4,
         }
         for what in runs[0]:
             longest = np.median([max(run[what]) for run in runs])
