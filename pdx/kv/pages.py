@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -141,6 +142,9 @@ class PagePool:
         self._page_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * num_pages
         self._is_published = np.zeros(num_pages, np.bool_)
+        #: Each page's latest publication, as a number that no other one has.
+        self._published_at = np.zeros(num_pages, np.int64)
+        self._next_published_at = 1
         self._num_cached = 0
         #: Which page's last lease ended when: the smallest of the cached ones gives way first.
         self._left_at = np.zeros(num_pages, np.int64)
@@ -197,6 +201,8 @@ class PagePool:
         for page, key in zip(pages, keys, strict=True):
             key_of[page] = key
         self._is_published[places] = True
+        self._published_at[places] = self._next_published_at + np.arange(len(places))
+        self._next_published_at += len(places)
         lease.num_published += len(pages)
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
@@ -208,6 +214,17 @@ class PagePool:
             if -1 in found[begin:]:
                 return found[: found.index(-1, begin)]
         return found
+
+    def publications(self, pages: Sequence[int]) -> array[int]:
+        """What :meth:`num_unchanged` asks for, of published pages: numbers of 64 bits."""
+        return array("q", self._published_at[np.array(pages, np.int64)].tobytes())
+
+    def num_unchanged(self, pages: Sequence[int], publications: array[int]) -> int:
+        """How many of these pages, from the first on, are still published as they were then."""
+        places = np.array(pages, np.int64)
+        is_same = self._published_at[places] == np.array(publications, np.int64)
+        changed = np.flatnonzero(~(is_same & self._is_published[places]))
+        return int(changed[0]) if len(changed) else len(places)
 
     def extend(self, lease_id: int, num_pages: int) -> list[int] | None:
         """Add pages to a lease, all or none; the new ones, None when there are not enough."""

@@ -14,10 +14,10 @@ from pdx.scheduler.sequence import Sequence, SequenceState
 
 __all__ = ["PrefixSharing"]
 
-#: Pages hashed in one slice of the event loop: half a millisecond.
+#: Pages hashed, and looked up, in one slice of the event loop: half a millisecond.
 _PAGES_A_SLICE = 256
 #: Pages that one sequence publishes in one: about as long.
-_PUBLISHED_A_SLICE = 4096
+_PUBLISHED_A_SLICE = 2048
 
 
 class PrefixSharing:
@@ -33,6 +33,8 @@ class PrefixSharing:
         self._cache_root = cache_root
         #: Sequences that are not hashed yet, as they came.
         self._to_hash: deque[Sequence] = deque()
+        #: Ended ones whose pages are not all published yet; their leases live until then.
+        self._leaving: deque[Sequence] = deque()
 
     def hash_later(self, sequence: Sequence) -> None:
         """A sequence has come; it takes part once it is hashed."""
@@ -40,12 +42,15 @@ class PrefixSharing:
             self._to_hash.append(sequence)
 
     @property
-    def is_hashing(self) -> bool:
-        """Some are not hashed yet."""
-        return bool(self._to_hash)
+    def is_busy(self) -> bool:
+        """Some are not hashed yet, or ended and not published whole."""
+        return bool(self._to_hash or self._leaving)
 
-    def hash_some(self) -> None:
-        """Hash what a slice of the event loop may take."""
+    def go_on(self) -> None:
+        """Hash, or publish, what a slice of the event loop may take."""
+        if self._leaving:
+            self.leave(self._leaving.popleft())
+            return
         budget = _PAGES_A_SLICE
         while self._to_hash and budget > 0:
             sequence = self._to_hash[0]
@@ -53,6 +58,7 @@ class PrefixSharing:
             budget -= place - len(sequence.page_keys)
             if sequence.state is SequenceState.WAITING and place:
                 self._key(sequence, place - 1)
+                self._look_up(sequence, place)
             if self.is_hashed(sequence) or sequence.state is not SequenceState.WAITING:
                 self._to_hash.popleft()
 
@@ -67,7 +73,17 @@ class PrefixSharing:
 
     def known(self, sequence: Sequence) -> list[int]:
         """Published pages with a hashed sequence's first tokens, as many as there are in a row."""
-        return self._pool.find(sequence.page_keys[: self._num_wanted_pages(sequence)])
+        found, wanted = sequence.found_pages, self._num_wanted_pages(sequence)
+        num_unchanged = self._pool.num_unchanged(found, sequence.found_publications)
+        del found[num_unchanged:], sequence.found_publications[num_unchanged:]
+        self._look_up(sequence, wanted)
+        return found[:wanted].tolist()
+
+    def _look_up(self, sequence: Sequence, stop: int) -> None:
+        """Add to what was found of a sequence, up to a place or to the first that is missing."""
+        found = self._pool.find(sequence.page_keys[len(sequence.found_pages) : stop])
+        sequence.found_pages.extend(found)
+        sequence.found_publications.extend(self._pool.publications(found))
 
     def lacks(self, sequence: Sequence, num_known: int) -> bytes | None:
         """The key of the first page that is not known; None where no other could be shared."""
@@ -84,20 +100,38 @@ class PrefixSharing:
 
     def publish_some(self, sequence: Sequence) -> None:
         """Let others share pages whose tokens are all computed, as many as a slice of the event
-        loop may take. Called after each of its passes; the rest comes with :meth:`publish_all`.
+        loop may take. Called after each of its passes; the rest comes when it leaves.
         """
         self._publish(sequence, sequence.num_published + _PUBLISHED_A_SLICE)
 
-    def publish_all(self, sequence: Sequence) -> None:
-        """The same, of a sequence that ends: all of them."""
-        self._publish(sequence, len(sequence.token_ids))
+    def leave(self, sequence: Sequence) -> None:
+        """Give the pages of an ended sequence up: now, or as soon as those that are computed are
+        published.
+        """
+        assert sequence.lease_id is not None
+        self.publish_some(sequence)
+        if sequence.num_published < self._num_to_publish(sequence):
+            self._leaving.append(sequence)
+        else:
+            self._pool.retire(sequence.lease_id)
+
+    def leave_at_once(self, sequence: Sequence) -> None:
+        """The same, whatever time it takes: somebody needs the pages."""
+        assert sequence.lease_id is not None
+        self._publish(sequence, self._num_to_publish(sequence))
+        self._pool.retire(sequence.lease_id)
+
+    def _num_to_publish(self, sequence: Sequence) -> int:
+        if self._cache_root is None:
+            return 0
+        return sequence.num_computed // self._page_size
 
     def _publish(self, sequence: Sequence, most: int) -> None:
         """Publish its pages below a place, those whose tokens are all computed."""
         assert sequence.lease_id is not None
         first = sequence.num_published
-        stop = min(most, sequence.num_computed // self._page_size)
-        if self._cache_root is None or stop <= first:
+        stop = min(most, self._num_to_publish(sequence))
+        if stop <= first:
             return
         self._key(sequence, stop - 1)
         self._pool.publish(sequence.lease_id, first, sequence.page_keys[first:stop])

@@ -19,7 +19,7 @@ all tokens up to their end; a sequence begins with the published pages of its lo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from pdx.errors import InvalidRequest
@@ -132,14 +132,16 @@ class Scheduler:
 
     @property
     def is_hashing(self) -> bool:
-        """Some prompts' pages are not hashed yet: they are admitted once they are."""
-        return self._prefixes.is_hashing
+        """Some prompts' pages are not hashed yet: they are admitted once they are. Or some that
+        ended are not published whole, and have their pages until then.
+        """
+        return self._prefixes.is_busy
 
     def hash_some(self) -> None:
-        """Hash pages of waiting prompts, a slice of the event loop's time at most. The next admit()
-        does not do it again.
+        """Hash pages of waiting prompts (or publish those of ended ones), a slice of the event
+        loop's time at most. The next admit() does not do it again.
         """
-        self._prefixes.hash_some()
+        self._prefixes.go_on()
         self._has_hashed = True
 
     def admit(self, held: Collection[int] = ()) -> list[Sequence]:
@@ -332,7 +334,7 @@ class Scheduler:
                 return False
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._end(sequence)
+        self._end(sequence, self._prefixes.leave_at_once)
         fresh = Sequence(
             sequence.request_id,
             sequence.token_ids,
@@ -347,12 +349,10 @@ class Scheduler:
         self._waiting.appendleft(fresh)
         self._prefixes.hash_later(fresh)
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, leave: Callable[[Sequence], None] | None = None) -> None:
         """Give the pages up; the sequence leaves now, or with the pass that carries it."""
         sequence.state = SequenceState.ENDED
-        assert sequence.lease_id is not None
-        self._prefixes.publish_all(sequence)
-        self.pool.retire(sequence.lease_id)
+        (leave or self._prefixes.leave)(sequence)
         if not sequence.num_in_pass:
             self._forget(sequence)
 

@@ -5,6 +5,7 @@ next.
 from __future__ import annotations
 
 import enum
+from array import array
 from dataclasses import dataclass, field
 
 from pdx.request.batch import PromptScores, ScoredToken
@@ -54,6 +55,10 @@ class Sequence:
     group: int = 0
     #: Keys of its first pages, as far as they were asked for.
     page_keys: list[bytes] = field(default_factory=list)
+    #: The published pages of the first of these, as far as they were looked up, and which
+    #: publications they were: a page may have left the cache since.
+    found_pages: IdArray = field(default_factory=IdArray)
+    found_publications: array[int] = field(default_factory=lambda: array("q"))
     state: SequenceState = SequenceState.WAITING
     lease_id: int | None = None
     #: Tokens at the front of ``token_ids`` whose KV is in our pages.
