@@ -53,6 +53,9 @@ def slices_of(page_size: int, token_ids: list[int]) -> dict[str, list[float]]:
         while scheduler.is_hashing:
             timed("hash", scheduler.hash_some)
         timed(admit, scheduler.admit)
+        while scheduler.is_hashing:  # pages leave the cache first
+            timed(admit, scheduler.hash_some)
+            timed(admit, scheduler.admit)
         begin = partial(scheduler.start, request_id, num_computed=NUM_TOKENS - 1)
         timed("publish", begin)
         timed("end", partial(scheduler.abort, request_id))

@@ -168,15 +168,37 @@ class PagePool:
         """
         pages = np.array(shared, np.int64)
         assert self._is_published[pages].all(), f"not all of {shared} are published"
-        num_cached = int(np.count_nonzero(self._num_leases[pages] == 0))
-        if num_pages > self.num_free - num_cached:
+        if not self.fits(num_pages, shared):
             return None
-        self._num_cached -= num_cached
+        self._num_cached -= int(np.count_nonzero(self._is_cached(pages)))
         self._num_leases[pages] += 1
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         self._leases[lease_id] = _Lease([*shared, *self._take(num_pages)], len(shared))
         return lease_id
+
+    def fits(self, num_pages: int, shared: Sequence[int] = ()) -> bool:
+        """Whether there are enough for such a lease."""
+        num_cached = np.count_nonzero(self._is_cached(np.array(shared, np.int64)))
+        return num_pages <= self.num_free - int(num_cached)
+
+    def num_to_evict(self, num_pages: int) -> int:
+        """How many of so many pages must leave the cache before they can be leased."""
+        return max(0, num_pages - len(self._free))
+
+    def evict_some(self, num_pages: int, most: int) -> bool:
+        """Have cached pages give way, so many of them at most, to a lease of ``num_pages`` to come;
+        whether nothing more can be done for it.
+        """
+        wanted = min(self.num_to_evict(num_pages), self._num_cached)
+        if wanted:
+            self._free.extend(self._evict(min(wanted, most)))
+        return wanted <= most
+
+    def touch(self, pages: Sequence[int]) -> None:
+        """Published pages are about to be shared: those of them that are cached give way last."""
+        places = np.array(pages, np.int64)
+        self._leave(places[self._is_cached(places)][::-1])
 
     def publish(self, lease_id: int, first: int, keys: Sequence[bytes]) -> None:
         """The lease's pages from this place on are complete and stay as they are: others may share
@@ -342,6 +364,9 @@ class PagePool:
         self._free.extend(pages[~self._is_published[pages]].tolist())
         # The last page of a prefix gives way first: without the ones before it is of no use.
         cached = pages[self._is_cached(pages)][::-1]
-        self._left_at[cached] = self._next_left_at + np.arange(len(cached))
-        self._next_left_at += len(cached)
+        self._leave(cached)
         self._num_cached += len(cached)
+
+    def _leave(self, pages: NDArray[np.int64]) -> None:
+        self._left_at[pages] = self._next_left_at + np.arange(len(pages))
+        self._next_left_at += len(pages)

@@ -18,6 +18,8 @@ __all__ = ["PrefixSharing"]
 _PAGES_A_SLICE = 256
 #: Pages that one sequence publishes in one: about as long.
 _PUBLISHED_A_SLICE = 2048
+#: Pages that leave the cache in one.
+_EVICTED_A_SLICE = 2048
 
 
 class PrefixSharing:
@@ -35,6 +37,8 @@ class PrefixSharing:
         self._to_hash: deque[Sequence] = deque()
         #: Ended ones whose pages are not all published yet; their leases live until then.
         self._leaving: deque[Sequence] = deque()
+        #: Pages that the next to be admitted wants to be free; 0: nobody waits for that.
+        self._room_wanted = 0
 
     def hash_later(self, sequence: Sequence) -> None:
         """A sequence has come; it takes part once it is hashed."""
@@ -43,13 +47,19 @@ class PrefixSharing:
 
     @property
     def is_busy(self) -> bool:
-        """Some are not hashed yet, or ended and not published whole."""
-        return bool(self._to_hash or self._leaving)
+        """Some are not hashed yet, ended and not published whole, or wait for pages to leave the
+        cache.
+        """
+        return bool(self._to_hash or self._leaving or self._room_wanted)
 
     def go_on(self) -> None:
-        """Hash, or publish, what a slice of the event loop may take."""
+        """Hash, publish or evict what a slice of the event loop may take."""
         if self._leaving:
             self.leave(self._leaving.popleft())
+            return
+        if self._room_wanted:
+            if self._pool.evict_some(self._room_wanted, _EVICTED_A_SLICE):
+                self._room_wanted = 0
             return
         budget = _PAGES_A_SLICE
         while self._to_hash and budget > 0:
@@ -84,6 +94,17 @@ class PrefixSharing:
         found = self._pool.find(sequence.page_keys[len(sequence.found_pages) : stop])
         sequence.found_pages.extend(found)
         sequence.found_publications.extend(self._pool.publications(found))
+
+    def lease(self, num_fresh: int, shared: list[int]) -> int | None:
+        """Lease pages for a sequence, its shared ones first; None where there are not enough, or
+        not yet: :meth:`go_on` makes room for them.
+        """
+        pool = self._pool
+        if pool.num_to_evict(num_fresh) > _EVICTED_A_SLICE and pool.fits(num_fresh, shared):
+            pool.touch(shared)
+            self._room_wanted = num_fresh
+            return None
+        return pool.lease(num_fresh, shared)
 
     def lacks(self, sequence: Sequence, num_known: int) -> bytes | None:
         """The key of the first page that is not known; None where no other could be shared."""

@@ -132,14 +132,15 @@ class Scheduler:
 
     @property
     def is_hashing(self) -> bool:
-        """Some prompts' pages are not hashed yet: they are admitted once they are. Or some that
-        ended are not published whole, and have their pages until then.
+        """Some prompts' pages are not hashed yet, or many pages have to leave the cache for one:
+        they are admitted after that. Or some that ended are not published whole, and have their
+        pages until then.
         """
         return self._prefixes.is_busy
 
     def hash_some(self) -> None:
-        """Hash pages of waiting prompts (or publish those of ended ones), a slice of the event
-        loop's time at most. The next admit() does not do it again.
+        """Hash pages of waiting prompts (or publish those of ended ones, or evict), a slice of the
+        event loop's time at most. The next admit() does not do it again.
         """
         self._prefixes.go_on()
         self._has_hashed = True
@@ -167,7 +168,7 @@ class Scheduler:
             if self._prefixes.lacks(sequence, len(shared)) in being_computed:
                 continue
             num_fresh = self._num_pages_at_admission(sequence) - len(shared)
-            lease_id = self.pool.lease(num_fresh, shared)
+            lease_id = self._prefixes.lease(num_fresh, shared)
             if lease_id is None:
                 break
             self._waiting.remove(sequence)

@@ -284,6 +284,34 @@ def test_a_long_prompt_that_ends_early_is_published_whole() -> None:
     assert admitted[0].num_cached == num_pages * PAGE
 
 
+def test_many_pages_leave_the_cache_in_slices_and_those_to_be_shared_stay() -> None:
+    """The shared ones are the oldest, which would have to go first."""
+    num_pages, num_shared = 10_000, 3000
+    limits = SchedulerLimits(page_size=PAGE, chunk_len=8, max_num_seqs=8, reserve_output_len=4)
+    scheduler = Scheduler(limits, PagePool(num_pages), "model")
+    first = list(range(num_shared * PAGE))
+    second = list(range(10**6, 10**6 + (num_pages - num_shared) * PAGE))
+    for request_id, token_ids in enumerate([first, second], 1):
+        scheduler.submit(request_id, token_ids, None)
+        while not scheduler.admit():
+            pass
+        scheduler.start(request_id, num_computed=len(token_ids))
+        scheduler.abort(request_id)
+        while scheduler.is_hashing:
+            scheduler.hash_some()
+    assert scheduler.pool.counts().cached == num_pages
+    scheduler.submit(3, [*first, *range(2 * 10**6, 2 * 10**6 + 6000 * PAGE)], None)
+    cached = [num_pages]
+    while not (admitted := scheduler.admit()):
+        assert scheduler.is_hashing, "the step loop must not wait for anybody else"
+        scheduler.hash_some()
+        cached.append(scheduler.pool.counts().cached)
+    cached.append(scheduler.pool.counts().cached + num_shared)
+    assert admitted[0].num_cached == num_shared * PAGE
+    assert max(before - after for before, after in itertools.pairwise(cached)) <= 2048
+    assert cached[-1] == num_pages - 6000, "no more than it needs"
+
+
 @pytest.mark.parametrize(
     ("others", "num_left"),
     [([(5, 6, 7, 8)], 0), ([(5, 6, 7, 8), (1, 2, 3)], 3), ([(1, 2, 9, 9)], 2)],
