@@ -15,11 +15,14 @@ import torch
 from pdx.kernels.attention_tiles import next_power_of_2
 
 __all__ = [
+    "LinearConfig",
     "TileConfig",
     "arch_of",
     "decode_config",
     "expert_config",
+    "linear_config",
     "mla_decode_config",
+    "num_k_splits_for",
     "num_splits_for",
     "prefill_config",
     "row_config",
@@ -28,6 +31,9 @@ __all__ = [
 #: Fewer tokens than this in a split cost more to merge than they gain.
 _MIN_SPLIT_LEN = 256
 _MAX_SPLITS = 64
+#: The same for sums of matrix products, in blocks.
+_MIN_SPLIT_BLOCKS = 4
+_MAX_K_SPLITS = 16
 #: Programs for each multiprocessor that a decode launch aims at: two resident blocks hide each
 #: other's latencies.
 _PROGRAMS_PER_SM = 2
@@ -45,6 +51,14 @@ class TileConfig:
     num_stages: int
     #: Of the summed axis, where tiles have a part of it.
     block_k: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearConfig(TileConfig):
+    """One way to compile a matrix product."""
+
+    #: Whether the weight is the left operand.
+    is_swapped: bool = False
 
 
 def arch_of(device: torch.device) -> int:
@@ -129,6 +143,46 @@ def expert_config(
     return TileConfig(
         block_m=128, block_n=128, block_k=32 if arch == 80 else 64, num_warps=8, num_stages=3
     )
+
+
+def linear_config(
+    arch: int, num_rows: int, x_dtype: torch.dtype, weight_dtype: torch.dtype
+) -> LinearConfig:
+    """``num_rows``: of the input. Up to 64 rows are one tile, beside which the weight's 64 rows are
+    the matrix unit's; sm_80's takes 16 from either side.
+    """
+    is_wide, converts = x_dtype == torch.float32, weight_dtype != x_dtype
+    is_float8 = weight_dtype.itemsize == 1
+    if num_rows <= 64:
+        return LinearConfig(
+            block_m=max(16, next_power_of_2(num_rows)),
+            block_n=64,
+            block_k=32 if is_wide and not is_float8 else 128,
+            num_warps=4,
+            num_stages=3 if num_rows > 32 else 4,
+            is_swapped=arch != 80,
+        )
+    is_small = num_rows <= 256 or is_wide or converts
+    # Scales are registers: a sum of its own for each block of 128, and the scales themselves.
+    is_narrow = is_wide or (is_float8 and not is_small)
+    return LinearConfig(
+        block_m=64 if is_small else 128,
+        block_n=64 if is_narrow else 128,
+        block_k=128 if is_float8 else 32 if is_wide or arch == 80 else 64,
+        num_warps=4 if is_small and not converts else 8,
+        num_stages=3,
+    )
+
+
+def num_k_splits_for(num_tiles: int, size: int, block_k: int, device: torch.device) -> int:
+    """Parts of a sum over ``size``, so that tiles times parts fill the GPU once; none is empty.
+
+    A part is four blocks at least: its float32 sums are written and read again.
+    """
+    wanted = _PROGRAMS_PER_SM * _num_sms(device) // num_tiles
+    num_blocks = -(-size // block_k)
+    num_splits = max(1, min(wanted, num_blocks // _MIN_SPLIT_BLOCKS, _MAX_K_SPLITS))
+    return -(-num_blocks // -(-num_blocks // num_splits))
 
 
 def row_config(size: int) -> TileConfig:

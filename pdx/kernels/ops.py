@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from pdx.errors import ConfigError
@@ -154,7 +153,8 @@ def _triton_ops() -> Ops:
         rms_norm=triton_ops.rms_norm,
         add_rms_norm=triton_ops.add_rms_norm,
         silu_mul=triton_ops.silu_mul,
-        linear=torch.nn.functional.linear,
+        linear=triton_ops.Linear(),
+        linear_float8=triton_ops.LinearFloat8(),
         rope=triton_ops.rope,
         rope_kv_append=triton_ops.rope_kv_append,
         paged_attention=triton_ops.PagedAttention(),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pdx.kernels.device_batch import PartTables, PassTables
 from pdx.kernels.expert_mlp import expert_mlp
+from pdx.kernels.linear import linear, linear_float8, split_counters
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_kv_append import mla_kv_append
@@ -25,6 +26,8 @@ from pdx.kernels.routing import grouped_routing, softmax_routing
 from pdx.kernels.silu_mul import silu_mul
 
 __all__ = [
+    "Linear",
+    "LinearFloat8",
     "MlaAttention",
     "MlaChunkAttention",
     "PagedAttention",
@@ -73,6 +76,45 @@ def mla_append(
     """See ``kernels/reference/mla_append``."""
     places = batch.token_pages, batch.token_offsets
     mla_kv_append(latent, k_rope, cos, sin, kv, *places, interleaved=interleaved)
+
+
+class _Counters:
+    """What launches of Split-K count in, by device. Those of a rank are on one stream."""
+
+    def __init__(self) -> None:
+        self._made: dict[torch.device, Tensor] = {}
+
+    def of(self, device: torch.device) -> Tensor:
+        if device not in self._made:
+            self._made[device] = split_counters(device)
+        return self._made[device]
+
+
+class Linear:
+    """Few rows through Split-K; many through torch's own library for the device."""
+
+    #: Above it a weight's way from memory is not the time.
+    MAX_ROWS = 64
+
+    def __init__(self) -> None:
+        self._counters = _Counters()
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``kernels/reference/linear``."""
+        if len(x) > self.MAX_ROWS:
+            return torch.nn.functional.linear(x, weight, bias)
+        return linear(x, weight, bias, counters=self._counters.of(x.device))
+
+
+class LinearFloat8:
+    """Weights in float8, inputs as they are."""
+
+    def __init__(self) -> None:
+        self._counters = _Counters()
+
+    def __call__(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """See ``kernels/reference/linear_float8``."""
+        return linear_float8(x, weight, scale, bias, counters=self._counters.of(x.device))
 
 
 class PagedAttention:

@@ -8,10 +8,12 @@ import torch
 
 from pdx.kernels.expert_mlp import expert_mlp
 from pdx.kernels.kv_view import FLOAT8
+from pdx.kernels.linear import linear, linear_float8
+from pdx.kernels.quantize_rows import quantize_rows
 from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.routing import grouped_routing, softmax_routing
 from pdx.kernels.silu_mul import silu_mul
-from tests.kernels.gate.entry import ARCHS, STREAM, Entry, meta
+from tests.kernels.gate.entry import ARCHS, BF16, STREAM, Entry, meta
 
 __all__ = ["DENSE_ENTRIES"]
 
@@ -68,7 +70,48 @@ def _float8_experts(num_tokens: int) -> Callable[[], object]:
     )
 
 
+def _linear(num_rows: int, num_splits: int = 1) -> Callable[[], object]:
+    return lambda: linear(meta(num_rows, 4096), meta(6144, 4096), num_splits=num_splits)
+
+
+def _linear_float8(
+    num_rows: int, num_splits: int = 1, *, both: bool = False
+) -> Callable[[], object]:
+    def call() -> object:
+        x_scale = meta(num_rows, 56, dtype=F32) if both else None
+        return linear_float8(
+            meta(num_rows, 7168, dtype=FLOAT8 if both else BF16),
+            meta(2048, 7168, dtype=FLOAT8),
+            meta(16, 56, dtype=F32),
+            x_scale=x_scale,
+            dtype=BF16,
+            num_splits=num_splits,
+        )
+
+    return call
+
+
+def _quantize_rows() -> object:
+    return quantize_rows(meta(64, 7168))
+
+
+#: Swapped, 64 of the weight's rows fill a warp group's instruction.
+_SWAPPED = {80: _FEW_ROWS[80], 90: _MANY_ROWS[90], 100: ("cp_async", "wide_load")}
+_NEW = (90, 100)
+
 DENSE_ENTRIES = (
+    Entry(name="linear 1 row split", call=_linear(1, 4), needs=_SWAPPED),
+    Entry(name="linear 32 rows split", call=_linear(32, 4), needs=_SWAPPED),
+    Entry(name="linear 64 rows", call=_linear(64), needs=_SWAPPED),
+    Entry(name="linear 256 rows split", call=_linear(256, 2), needs=_MANY_ROWS),
+    Entry(name="linear 4096 rows", call=_linear(4096), needs=_MANY_ROWS),
+    Entry(name="linear float8 1 row split", call=_linear_float8(1, 4), archs=_NEW),
+    Entry(name="linear float8 64 rows", call=_linear_float8(64), archs=_NEW),
+    Entry(name="linear float8 4096 rows", call=_linear_float8(4096), archs=_NEW),
+    Entry(name="linear both float8 1 row split", call=_linear_float8(1, 4, both=True), archs=_NEW),
+    Entry(name="linear both float8 256 rows", call=_linear_float8(256, both=True), archs=_NEW),
+    Entry(name="linear both float8 4096 rows", call=_linear_float8(4096, both=True), archs=_NEW),
+    Entry(name="quantize rows", call=_quantize_rows, archs=_NEW, needs=STREAM),
     Entry(name="norm of heads 128", call=_norm(64, 32, 128), needs=STREAM),
     Entry(name="norm 7168", call=_norm(64, 7168), needs=STREAM),
     Entry(name="norm of sum 4096", call=_add_norm(4096), needs=STREAM),
