@@ -283,7 +283,7 @@ static void memcpy_cell(char* to, const Cell* cell) {
     printf("{\"pages\":%lu,\"seconds\":%.9f,\"bad\":%lu}\n", pages, seconds, bad);
 }
 
-/* The first write makes the connection, which belongs to no cell. */
+/* The first write makes the connection, before the clock of the first cell starts. Not earlier: others use the memory. */
 static void connect_to_receiver(void) {
     Order order = {0};
     order.page_bytes = pool_bytes;
@@ -323,11 +323,13 @@ int main(int argc, char** argv) {
         pool = map_pool(argv[child == 0 ? 4 : 3]);
         open_endpoint(argv[1]);
         if (child == 0) receive_forever();
-        connect_to_receiver();
     }
+    int connected = is_memcpy;
     Cell cell;
     while (scanf("%lu %lu %lu %lf %lu", &cell.page_bytes, &cell.group, &cell.batch_pages, &cell.seconds, &cell.number) == 5) {
         if (cell.page_bytes < 512 || cell.group < 1 || cell.group > kMaxPages) fail("cell", 0);
+        if (!connected) connect_to_receiver();
+        connected = 1;
         is_memcpy ? memcpy_cell(to, &cell) : fabric_cell(&cell);
         fflush(stdout);
     }
