@@ -116,23 +116,27 @@ static uint32_t set_order(uint64_t page_bytes) {
     return n;
 }
 
-static uint64_t stamp(uint32_t page, uint64_t number) { return (number << 32 | page) * 0x9E3779B97F4A7C15ull; }
+/* As pattern.py fills and compares: every word. A pool that was only touched here and there lies otherwise in the caches,
+ * and over shm pages of 4 KiB then moved 1.2 times as fast. */
+static uint64_t first_word(uint32_t page, uint64_t number) { return (number << 32 | page) * 0x9E3779B97F4A7C15ull; }
 
-static void stamp_pool(char* at, uint64_t page_bytes, uint64_t number) {
-    for (uint32_t i = 0; i < pool_bytes / page_bytes; i++) {
-        const uint64_t word = stamp(i, number);
-        memcpy(at + i * page_bytes, &word, 8);
-        memcpy(at + (i + 1) * page_bytes - 8, &word, 8);
+static void fill(char* at, uint64_t page_bytes, uint64_t number) {
+    uint64_t* word = (uint64_t*)at;
+    for (uint32_t page = 0; page < pool_bytes / page_bytes; page++) {
+        const uint64_t first = first_word(page, number);
+        for (uint64_t i = 0; i < page_bytes / 8; i++) *word++ = first + i;
     }
 }
 
 static uint64_t count_bad(const char* at, uint64_t page_bytes, uint64_t pages, uint64_t number) {
     const uint64_t n = pool_bytes / page_bytes, checked = pages < n ? pages : n;
     uint64_t bad = 0;
-    for (uint64_t i = 0; i < checked; i++) {
-        const uint64_t want = stamp(src_order[i], number);
-        const char* page = at + dst_order[i] * page_bytes;
-        bad += memcmp(page, &want, 8) != 0 || memcmp(page + page_bytes - 8, &want, 8) != 0;
+    for (uint64_t k = 0; k < checked; k++) {
+        const uint64_t first = first_word(src_order[k], number);
+        const uint64_t* word = (const uint64_t*)(at + dst_order[k] * page_bytes);
+        uint64_t wrong = 0;
+        for (uint64_t i = 0; i < page_bytes / 8; i++) wrong |= word[i] ^ (first + i);
+        bad += wrong != 0;
     }
     return bad;
 }
@@ -250,7 +254,7 @@ static void write_batch(const Cell* cell, uint64_t all_pages, uint64_t* pages, u
 
 static void fabric_cell(const Cell* cell) {
     const uint32_t all_pages = set_order(cell->page_bytes);
-    stamp_pool(pool, cell->page_bytes, cell->number);
+    fill(pool, cell->page_bytes, cell->number);
     Order order = {.page_bytes = cell->page_bytes, .number = cell->number};
     send_all(&order, sizeof order);
     const double until = now() + kTimeoutS;
@@ -269,7 +273,7 @@ static void fabric_cell(const Cell* cell) {
 
 static void memcpy_cell(char* to, const Cell* cell) {
     const uint32_t all_pages = set_order(cell->page_bytes);
-    stamp_pool(pool, cell->page_bytes, cell->number);
+    fill(pool, cell->page_bytes, cell->number);
     uint64_t pages = 0;
     const double begun = now();
     for (int batches = 0; batches < 2 || now() - begun < cell->seconds; batches++) {

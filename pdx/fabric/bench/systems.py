@@ -113,11 +113,11 @@ class PdxPair:
 
     def measure(self, cell: Cell) -> Sample:
         """See :meth:`System.measure`."""
+        batches = _batches(cell)
         fill(self._endpoint.pool, cell)
         self._generation = (self._generation + 1) % (MAX_GENERATION + 1)
         self._channel.send(Begin(cell=cell, generation=self._generation))
         self._channel.expect(Ready)
-        batches = _batches(cell)
         submit_us: list[float] = []
         pages = running = 0
         begun = time.perf_counter()
@@ -171,9 +171,9 @@ class PdxPair:
 
 
 def _batches(cell: Cell) -> Iterator[PageBatch]:
-    src, dst = order_of(cell)
-    for pages in slices_of(cell):
-        yield PageBatch(
+    src, dst = order_of(cell)  # now, not with the first batch: it takes milliseconds
+    return (
+        PageBatch(
             src_pages=src[pages],
             dst_pages=dst[pages],
             page_bytes=cell.page_bytes,
@@ -181,6 +181,8 @@ def _batches(cell: Cell) -> Iterator[PageBatch]:
             src_layer_stride=cell.layer_bytes,
             dst_layer_stride=cell.layer_bytes,
         )
+        for pages in slices_of(cell)
+    )
 
 
 def local_receiver(
