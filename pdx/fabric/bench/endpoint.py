@@ -25,7 +25,7 @@ __all__ = ["Endpoint"]
 
 _EVENT_S = 30.0
 #: The receiver counts each write's immediate; more than the default lets small pages run ahead.
-_WINDOW = 1024
+_WINDOW = 4096
 _E = TypeVar("_E", Arrived, LinkUp, TransferDone)
 
 

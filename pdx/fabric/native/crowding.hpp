@@ -14,13 +14,14 @@ class Crowding {
     Crowding(const Crowding&) = delete;
     Crowding& operator=(const Crowding&) = delete;
 
-    // The thread waited for more than a tenth of the time between two looks, less than kMemoryNs ago; or nobody can
+    // The thread waited for more than a fifth of the time between two looks, less than kMemoryNs ago; or nobody can
     // tell. Looks once in kLookNs at most (a look takes about a microsecond): over a shorter time, the program's own
-    // main thread that takes an event would count as a crowd.
+    // main thread that takes an event would count as a crowd. That thread takes up to a tenth where batches are short;
+    // one that computes takes a third of a core at least from two workers on two.
     bool crowded(int64_t now_ns);
 
   private:
-    static constexpr int64_t kLookNs = 10'000'000, kMemoryNs = 100'000'000, kShare = 10;
+    static constexpr int64_t kLookNs = 10'000'000, kMemoryNs = 100'000'000, kShare = 5;
     int fd_ = -1;
     int64_t looked_ns_ = 0, crowded_until_ns_ = 0;
     uint64_t waited_ns_ = 0;

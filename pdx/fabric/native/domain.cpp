@@ -73,9 +73,14 @@ void Domain::open() {
     fi_cq_attr attr{};
     attr.size = options_.cq_entries;
     attr.format = FI_CQ_FORMAT_DATA;
-    attr.wait_obj = rules_.has_queue_fd(*info_) ? FI_WAIT_FD : FI_WAIT_NONE;
+    attr.wait_obj = FI_WAIT_NONE;
     check(fi_cq_open(domain_, &attr, &cq_, nullptr), "fi_cq_open");
-    if (attr.wait_obj == FI_WAIT_FD) check(fi_control(&cq_->fid, FI_GETWAIT, &cq_fd_), "fi_control(FI_GETWAIT)");
+    if (rules_.has_domain_fd(*info_)) {
+        attr.size = 1;
+        attr.wait_obj = FI_WAIT_FD;
+        check(fi_cq_open(domain_, &attr, &sleeping_cq_, nullptr), "fi_cq_open");
+        check(fi_control(&sleeping_cq_->fid, FI_GETWAIT, &cq_fd_), "fi_control(FI_GETWAIT)");
+    }
     if (rules_.shared_endpoint) {
         shared_ = make_endpoint();
         shared_.shared = true;
@@ -85,12 +90,13 @@ void Domain::open() {
 void Domain::close() {
     if (shared_.ep) fi_close(&shared_.ep->fid);
     if (shared_.av) fi_close(&shared_.av->fid);
+    if (sleeping_cq_) fi_close(&sleeping_cq_->fid);
     if (cq_) fi_close(&cq_->fid);
     if (domain_) fi_close(&domain_->fid);
     if (fabric_) fi_close(&fabric_->fid);
     if (info_) libfabric().freeinfo(info_);
     shared_ = {};
-    cq_ = nullptr, domain_ = nullptr, fabric_ = nullptr, info_ = nullptr;
+    sleeping_cq_ = nullptr, cq_ = nullptr, domain_ = nullptr, fabric_ = nullptr, info_ = nullptr;
 }
 
 Endpoint Domain::open_endpoint() { return rules_.shared_endpoint ? shared_ : make_endpoint(); }
@@ -187,9 +193,11 @@ fi_addr_t Domain::insert_peer(const Endpoint& endpoint, const void* name) {
     return peer;
 }
 
-bool Domain::may_wait() const {
-    fid* fids[1] = {&cq_->fid};
-    return fi_trywait(fabric_, fids, 1) == 0;
+// A completion may also come with a post, as that of a beat does after the turn's last read; no descriptor tells of it.
+// Reading no entries drives the domain once more and says whether there are any.
+bool Domain::may_wait() {
+    fid* fids[1] = {&sleeping_cq_->fid};
+    return fi_trywait(fabric_, fids, 1) == 0 && read_queue(nullptr, 0) == -FI_EAGAIN;
 }
 
 void Domain::reserve_queue(size_t entries) {

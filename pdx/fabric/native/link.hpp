@@ -135,7 +135,7 @@ struct Link {
     uint64_t take_strays(size_t i, uint64_t limit);
     bool has_credit(const Lane& lane) const { return end_of(lane).posted_imms - end_of(lane).reaped < peer.window; }
     bool beat_owed(const OwnEnd& end) const {
-        return end.reaped - end.reported_reaped >= (window < 4 ? 1 : window / 4);
+        return end.reaped - end.reported_reaped >= (window < 2 ? 1 : window / 2);
     }
     PeerEnd& end_of(const Lane& lane) { return peer.ends[lane.peer]; }
     const PeerEnd& end_of(const Lane& lane) const { return peer.ends[lane.peer]; }

@@ -188,7 +188,7 @@ class Link:
     def beat_owed(self, domain: int) -> bool:
         """Whether the peer should be told now what was counted."""
         end = self.own[domain]
-        return end.reaped - end.reported_reaped >= max(1, self.window // 4)
+        return end.reaped - end.reported_reaped >= max(1, self.window // 2)
 
     def took(self, operation: Operation) -> None:
         """The network took an operation."""

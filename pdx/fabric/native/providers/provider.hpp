@@ -48,8 +48,8 @@ struct ProviderRules {
     void (*set_hints)(fi_info& hints, const std::string& host);
     // Why an offer cannot be used; empty: it can.
     std::string (*refuse)(const fi_info& info) = [](const fi_info&) { return std::string(); };
-    // Whether its queue has a descriptor that tells of everything.
-    bool (*has_queue_fd)(const fi_info& info) = [](const fi_info&) { return false; };
+    // Whether any queue of a domain has a descriptor that tells of all that the domain has to do.
+    bool (*has_domain_fd)(const fi_info& info) = [](const fi_info&) { return false; };
     // What an endpoint of its own needs in its fi_info.
     void (*prepare_endpoint)(fi_info& info) = nullptr;
 };

@@ -17,7 +17,7 @@ const ProviderRules& tcp_rules() {
                 hints.addr_format = host.find(':') != std::string::npos ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
             },
         // That of 1.17's "net" is always readable once a link is up.
-        .has_queue_fd = [](const fi_info& info) { return std::strcmp(info.fabric_attr->prov_name, "tcp") == 0; },
+        .has_domain_fd = [](const fi_info& info) { return std::strcmp(info.fabric_attr->prov_name, "tcp") == 0; },
     };
     return rules;
 }
