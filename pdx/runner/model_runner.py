@@ -67,7 +67,7 @@ class ModelRunner:
             arrays = self._arrays(tokens, tokens, paged, pass_base=0)
             hidden = self._forward(arrays, paged, scratch, lambda layer_idx: None)
             self._model.logits(hidden[-1:])
-        self._device.finish()
+            self._device.finish()
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepOutput:
