@@ -77,3 +77,10 @@ def test_as_many_pages_fit_as_their_bytes_say() -> None:
     assert layout.token_bytes * 16 == page_bytes
     for num_bytes, wanted in ((page_bytes - 1, 0), (page_bytes, 1), (7 * page_bytes + 1, 7)):
         assert num_pages_in(MODEL, 16, num_bytes, "bfloat16") == wanted
+
+
+def test_each_page_of_each_layer_has_bytes_of_its_own() -> None:
+    layout = kv_layout(MODEL, 16, 5, "float32")
+    places = [layout.page_offset_bytes(layer, page) for layer in range(3) for page in range(5)]
+    assert places == [i * layout.page_bytes for i in range(15)]
+    assert places[-1] + layout.page_bytes == layout.tails_offset_bytes

@@ -249,3 +249,9 @@ def test_of_many_cached_pages_the_least_recently_used_gives_way_first() -> None:
         assert not any(pool.find([key]) for key in gone)
         assert all(pool.find([key]) for key in list(order)[:3])
     assert pool.num_free == 0
+
+
+def test_nothing_gives_way_to_a_lease_that_the_free_pages_hold() -> None:
+    pool = PagePool(4)
+    assert pool.evict_some(4, most=1)
+    assert pool.num_free == 4
