@@ -38,7 +38,10 @@ def test_logits_are_near_those_of_an_exact_cache(
     assert 1e-4 < distance(rounded, exact) < TOLERANCE
 
 
-@pytest.mark.parametrize("model", ["tiny_llama", "tiny_deepseek"])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "model", [pytest.param("tiny_llama", marks=pytest.mark.slow), "tiny_deepseek"]
+)
 def test_an_interpreted_rank_computes_what_the_reference_does(
     model: str,
     tiny_prompt_ids: list[int],

@@ -106,6 +106,8 @@ def test_powers_of_two_as_scales_change_nothing(whole_experts: Path, tmp_path: P
     assert ModelConfig.load(folder).quantization == ModelConfig.load(whole_experts).quantization
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_an_interpreted_rank_gives_the_golden_ids(
     tiny_deepseek_float8: Path,
     deepseek_float8_oracle: object,
@@ -126,17 +128,18 @@ def test_an_interpreted_rank_gives_the_golden_ids(
     assert LOGIT_TOLERANCE > SAME
 
 
+@pytest.mark.timeout(180)
 def test_an_interpreted_rank_with_whole_experts_gives_the_dequantised_ids(
     whole_experts: Path, tiny_prompt_ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its experts' products are Triton's over float8 blocks; the other has float32 weights."""
-    prompt, found = tiny_prompt_ids[:20], []
+    prompt, found = tiny_prompt_ids[:9], []
     for kernels in ("", "interpret"):
         monkeypatch.setenv("PDX_KERNELS", kernels)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         with RankProcess(rank_config(whole_experts)) as rank:
             rank.wait_ready()
-            found.append(rank.generate(1, prompt, 3, list(range(8))))
+            found.append(rank.generate(1, prompt, 2, list(range(8))))
     dequantised, kept = found
     assert [t.token_id for t in kept] == [t.token_id for t in dequantised]
     for ours, theirs in zip(kept, dequantised, strict=True):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +71,25 @@ def test_unknown_choice_is_refused(tiny_llama: Path, monkeypatch: pytest.MonkeyP
     with RankProcess(rank_config(tiny_llama)) as rank:
         failure = rank.expect_failure()
     assert (failure.kind, failure.message) == ("ConfigError", "PDX_KERNELS is 'fast'")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_ranks_draw_what_one_does(tiny_llama: Path, tiny_prompt_ids: list[int]) -> None:
+    """The leader draws on its device, and the other rank hears of it there."""
+    ids = ",".join(map(str, tiny_prompt_ids[:9]))
+    flags = ["--token-ids", ids, "-n", "4", "--dtype", "float32", "--kv-memory", "16M", "--json"]
+    found = []
+    for kernels, tp_size in (("", 1), ("interpret", 2)):
+        ended = subprocess.run(
+            [sys.executable, "-m", "pdx", "generate", tiny_llama, *flags, "--tp", str(tp_size)],
+            env=os.environ | {"PDX_KERNELS": kernels},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        found.append(json.loads(ended.stdout))
+    alone, together = found
+    assert together["token_ids"] == alone["token_ids"]
