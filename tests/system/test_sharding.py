@@ -1,5 +1,5 @@
-"""Nodes of several ranks and unlike pages, prefix caches on both sides, several peers: tokens are
-those of one whole model, and no byte moves that was there.
+"""Two unlike prefillers, prefix caches on both sides: tokens are those of one whole model, and no
+byte moves that was there. All ratios of ranks: ``test_ratios``.
 """
 
 from __future__ import annotations
@@ -7,18 +7,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.oracle.transformers_oracle import Oracle
-from tests.system.nodes import Decoder, Prefiller, decoder, prefiller, wait_until
+from tests.system.nodes import wait_until
 from tests.system.prompts import prompt_of
 from tests.system.sharing import (
     HOLDERS,
-    LENGTHS,
     LOCAL_BELOW,
     NUM_TOKENS,
     PAGE,
@@ -143,71 +140,3 @@ def test_a_killed_rank_ends_its_node_with_the_cause_and_others_serve_on(
     for _ in range(2):
         _, timeline = cluster.ask(prompt)
         assert timeline["prefiller"] == left.address
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairShape:
-    """How a pair of nodes is started: ranks, page sizes, and the prefiller's chunk."""
-
-    prefill_tp: int
-    decode_tp: int
-    prefill_page: int = 16
-    decode_page: int = 16
-    chunk: int
-
-    def __str__(self) -> str:
-        pages = f"page{self.prefill_page}to{self.decode_page}"
-        return f"tp{self.prefill_tp}to{self.decode_tp}-{pages}-chunk{self.chunk}"
-
-
-#: The ratios that the cluster lacks, with page sizes and chunks in turn. The tiny model has 2 KV
-#: heads, so that 4 ranks hold replicas.
-SHAPES = [
-    PairShape(prefill_tp=1, decode_tp=1, prefill_page=64, chunk=17),
-    PairShape(prefill_tp=1, decode_tp=2, chunk=64),
-    PairShape(prefill_tp=1, decode_tp=4, decode_page=64, chunk=24),
-    PairShape(prefill_tp=2, decode_tp=2, prefill_page=32, chunk=24),
-    PairShape(prefill_tp=2, decode_tp=4, chunk=17),
-    PairShape(prefill_tp=4, decode_tp=1, chunk=24),
-    PairShape(prefill_tp=4, decode_tp=2, decode_page=8, chunk=64),
-    PairShape(prefill_tp=4, decode_tp=4, prefill_page=32, chunk=24),
-]
-
-
-@contextmanager
-def pair_of(shape: PairShape, model: Path, logs: Path) -> Iterator[tuple[Prefiller, Decoder]]:
-    """The two nodes of a shape."""
-    common = ["--fabric", "shm" if shape.prefill_tp == shape.decode_tp else "tcp"]
-    common += ["--kv-memory", "16M"]
-    on_prefiller = ["--tp", str(shape.prefill_tp), "--page-size", str(shape.prefill_page)]
-    on_prefiller += ["--chunk", str(shape.chunk)]
-    on_decoder = ["--tp", str(shape.decode_tp), "--page-size", str(shape.decode_page)]
-    with (
-        prefiller(model, logs / "prefill.log", *common, *on_prefiller) as prefill_node,
-        decoder(prefill_node.address, logs / "decode.log", *common, *on_decoder) as decode_node,
-    ):
-        yield prefill_node, decode_node
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_d1_d2_tokens_and_bytes_of_every_ratio(
-    shape: PairShape,
-    tiny_llama: Path,
-    tiny_oracle: Oracle,
-    tiny_prompt_ids: list[int],
-    tmp_path: Path,
-) -> None:
-    copies = max(1, shape.decode_tp // 2)
-    run = min(shape.prefill_page, shape.decode_page)
-    with pair_of(shape, tiny_llama, tmp_path) as (prefill_node, decode_node):
-        for length in LENGTHS:
-            prompt = prompt_of(tiny_prompt_ids, length)
-            answer = decode_node.post(prompt, NUM_TOKENS).json()
-            wanted = tiny_oracle.greedy(prompt, NUM_TOKENS)
-            assert wanted.agrees_with(answer["choices"][0]["token_ids"]), length
-            moved = decode_node.timeline(answer["id"])["transfer_bytes"]
-            assert moved == -(-(length - 1) // run) * run * TOKEN_BYTES * copies
-        decode_node.wait_clean()
-        prefill_node.wait_clean()
