@@ -9,10 +9,13 @@ import torch
 from pdx.kernels.expert_mlp import expert_mlp
 from pdx.kernels.kv_view import FLOAT8
 from pdx.kernels.linear import linear, linear_float8
+from pdx.kernels.logit_rules import RuleTensors, apply_rules
 from pdx.kernels.quantize_rows import quantize_rows
 from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.routing import grouped_routing, softmax_routing
+from pdx.kernels.sampling import SamplingTensors, sample
 from pdx.kernels.silu_mul import silu_mul
+from pdx.kernels.verify_drafts import verify_drafts
 from tests.kernels.gate.entry import ARCHS, BF16, STREAM, Entry, meta
 
 __all__ = ["DENSE_ENTRIES"]
@@ -95,6 +98,39 @@ def _quantize_rows() -> object:
     return quantize_rows(meta(64, 7168))
 
 
+def _sample() -> object:
+    wide, whole = meta(64, dtype=torch.float64), meta(64, dtype=torch.int64)
+    sampling = SamplingTensors(
+        temperature=wide,
+        top_k=meta(64, dtype=torch.int32),
+        top_p=wide,
+        min_p=wide,
+        seed=whole,
+        output_idx=whole,
+    )
+    return sample(meta(64, 151936, dtype=F32), sampling, num_ids=151669)
+
+
+def _apply_rules() -> object:
+    per_row = meta(64, dtype=F32)
+    rules = RuleTensors(
+        starts=meta(65, dtype=torch.int32),
+        token_ids=meta(4096, dtype=torch.int32),
+        bias=meta(4096, dtype=F32),
+        counts=meta(4096, dtype=torch.int32),
+        held=meta(4096, dtype=torch.bool),
+        repetition=per_row,
+        presence=per_row,
+        frequency=per_row,
+    )
+    return apply_rules(meta(64, 151936, dtype=F32), rules)
+
+
+def _verify_drafts() -> object:
+    tokens, rows = meta(256, dtype=torch.int64), meta(64, dtype=torch.int32)
+    return verify_drafts(tokens, tokens, rows, rows, 3)
+
+
 #: Swapped, 64 of the weight's rows fill a warp group's instruction.
 _SWAPPED = {80: _FEW_ROWS[80], 90: _MANY_ROWS[90], 100: ("cp_async", "wide_load")}
 _NEW = (90, 100)
@@ -111,6 +147,9 @@ DENSE_ENTRIES = (
     Entry(name="linear both float8 1 row split", call=_linear_float8(1, 4, both=True), archs=_NEW),
     Entry(name="linear both float8 256 rows", call=_linear_float8(256, both=True), archs=_NEW),
     Entry(name="linear both float8 4096 rows", call=_linear_float8(4096, both=True), archs=_NEW),
+    Entry(name="sample", call=_sample),
+    Entry(name="logit rules", call=_apply_rules),
+    Entry(name="verify drafts", call=_verify_drafts),
     Entry(name="quantize rows", call=_quantize_rows, archs=_NEW, needs=STREAM),
     Entry(name="norm of heads 128", call=_norm(64, 32, 128), needs=STREAM),
     Entry(name="norm 7168", call=_norm(64, 7168), needs=STREAM),
