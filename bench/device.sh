@@ -7,3 +7,4 @@ python="${PYTHON:-python3}"
 "$python" -m pytest -q --timeout=300 tests/kernels/gate || echo "this Triton's code differs from the records" >&2
 "$python" -m pytest -q -m gpu --timeout=300 tests/kernels tests/cuda
 "$python" bench/kernels/bench_attention.py "$@"
+"$python" bench/kernels/bench_dense.py "$@"

@@ -1,4 +1,4 @@
-"""What attention must move and compute at least, on named GPUs, and what the compiled kernels show.
+"""What kernels must move and compute at least, on named GPUs, and what the compiled kernels show.
 
 Arithmetic on shapes and on the compile gate's records: lower bounds. Nothing here was timed, and
 nothing says how near to a bound a kernel comes. No torch.
@@ -140,6 +140,53 @@ def floors() -> Iterator[Work]:
                 shape=f"{model}: {new} after {cached}",
                 num_bytes=_ITEMSIZE * (context + new * heads * (192 + 128)),
                 flops=2 * _seen(new, cached) * heads * (192 + 128),
+            )
+    yield from _dense_floors()
+
+
+#: Outputs and inputs of a layer's projections on one rank.
+_PROJECTIONS = {
+    "Qwen3-8B qkv": (6144, 4096),
+    "Qwen3-8B gate, up": (24576, 4096),
+    "Qwen3-8B down": (4096, 12288),
+}
+#: Experts, experts of a token, hidden and inner size on one rank, bytes of a weight.
+_EXPERTS = {
+    "Qwen3-30B-A3B": (128, 8, 2048, 768, 2),
+    "DeepSeek-V3 TP8 float8": (256, 8, 7168, 256, 1),
+}
+_ROWS = (1, 16, 64, 4096)
+
+
+def _dense_floors() -> Iterator[Work]:
+    """Products, experts with tokens spread evenly over them, and norms of a residual sum."""
+    for name, (outputs, inputs) in _PROJECTIONS.items():
+        for rows in _ROWS:
+            yield Work(
+                op="linear",
+                shape=f"{name}: {rows} rows",
+                num_bytes=_ITEMSIZE * (outputs * inputs + rows * (outputs + inputs)),
+                flops=2 * rows * outputs * inputs,
+            )
+    for name, (experts, chosen, hidden, inner, itemsize) in _EXPERTS.items():
+        for rows in _ROWS:
+            used = experts * (1 - (1 - chosen / experts) ** rows)
+            weights = itemsize * round(used) * 3 * hidden * inner
+            # A pair's inner values and its output are written and read once.
+            values = 2 * rows * hidden + 2 * rows * chosen * (3 * inner + hidden)
+            yield Work(
+                op="experts",
+                shape=f"{name}: {rows} tokens",
+                num_bytes=weights + _ITEMSIZE * values,
+                flops=2 * rows * chosen * 3 * hidden * inner,
+            )
+    for hidden in (4096, 7168):
+        for rows in _ROWS:
+            yield Work(
+                op="norm of sum",
+                shape=f"{hidden} wide: {rows} rows",
+                num_bytes=_ITEMSIZE * 4 * rows * hidden,
+                flops=5 * rows * hidden,
             )
 
 

@@ -49,6 +49,18 @@ def test_128_latent_heads_are_bound_by_math_and_16_by_memory() -> None:
     assert bound == {"DeepSeek-V3 TP8: 128 x 32768": False, "DeepSeek-V3 DP: 128 x 32768": True}
 
 
+def test_products_count_each_weight_once_and_experts_those_that_are_used() -> None:
+    work = {(each.op, each.shape): each for each in floors()}
+    product = work["linear", "Qwen3-8B qkv: 16 rows"]
+    assert product.num_bytes == 2 * (6144 * 4096 + 16 * (6144 + 4096))
+    assert product.flops == 2 * 16 * 6144 * 4096
+    one, all_ = (work["experts", f"Qwen3-30B-A3B: {n} tokens"] for n in (1, 4096))
+    assert one.num_bytes > 2 * 8 * 3 * 2048 * 768
+    assert one.num_bytes < 2 * 9 * 3 * 2048 * 768
+    assert all_.num_bytes > 2 * 128 * 3 * 2048 * 768
+    assert all_.flops == 4096 * one.flops
+
+
 @pytest.mark.parametrize("gpu", GPUS)
 def test_every_recorded_launch_fits_a_multiprocessor(gpu: str) -> None:
     figures = {each.launch: each for each in static_figures(GPUS[gpu])}
