@@ -21,7 +21,7 @@ from pdx.kernels.sampling import SamplingTensors, sample
 from pdx.kernels.step_graphs import CudaGraphs, DecodeRow, GraphCapture, StepBuffers, StepGraphs
 from tests.kernels.triton.cases import DEVICE
 
-VOCABULARY, HEADS, DIM, PAGE_SIZE, MAX_BATCH = 40, 2, 16, 16, 4
+VOCABULARY, HEADS, DIM, PAGE_SIZE, MAX_BATCH = 40, 2, 16, 4, 4
 NAN = float("nan")
 
 
@@ -119,9 +119,9 @@ def test_replays_give_what_steps_without_graphs_give() -> None:
     assert bool(layer.kv.isnan().all()), "a capture appended something"
     tables = {0: [3, 7], 1: [5], 2: [0, 9, 2]}
     texts = {0: [4], 1: [11], 2: [8]}
-    for number in range(1, 19):
-        # Request 2 comes later, request 1 leaves; a page is full after 16.
-        running = [0, *([1] if number < 17 else []), *([2] if number in (2, 18) else [])]
+    for number in range(1, 7):
+        # Request 2 comes later, request 1 leaves; a page is full after 4.
+        running = [0, *([1] if number < 5 else []), *([2] if number in (2, 6) else [])]
         rows = [
             DecodeRow(
                 token_id=texts[request][-1],
@@ -131,7 +131,7 @@ def test_replays_give_what_steps_without_graphs_give() -> None:
             for request in running
         ]
         tokens = graphs.run(rows, pass_base=10 * number).tolist()
-        if number in (1, 2, 17, 18):
+        if number in (1, 2, 5, 6):
             plain.kv.copy_(layer.kv)
             assert tokens == plain.fresh(rows)
         for request, token in zip(running, tokens, strict=True):
@@ -176,6 +176,7 @@ def test_what_waits_or_brings_something_is_refused(spoil: Callable[[Tensor], Ten
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of padding, which attends to nothing
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_qwen3_moe", "tiny_deepseek"])
 def test_models_steps_are_captured(model: str, request: pytest.FixtureRequest) -> None:
     """All ops of a rank's model: logits of replays are those of passes without graphs."""
