@@ -32,6 +32,7 @@ from pdx.kernels.reference.rms_norm import rms_norm
 from pdx.kernels.reference.rope import rope, rope_interleaved
 from pdx.kernels.reference.rope_kv_append import rope_kv_append
 from pdx.kernels.reference.routing import grouped_routing, softmax_routing
+from pdx.kernels.reference.sampling import sample
 from pdx.kernels.reference.silu_mul import silu_mul
 
 __all__ = ["REFERENCE_OPS", "Ops", "ops_for"]
@@ -59,6 +60,8 @@ class Ops:
     grouped_routing: Callable[[Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]]
     #: With two more where the weights are float8: their scales.
     expert_mlp: Callable[..., Tensor]
+    #: Where batches come on the device: a row's token (``kernels/reference/sampling``).
+    sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     #: Whether batches come to them with their tensors on the device (``device_batch``).
     reads_device_batch: bool = False
     #: Whether weights stay in float8 as they are stored (``linear_float8``); else in the dtype.
@@ -82,6 +85,7 @@ REFERENCE_OPS = Ops(
     softmax_routing=softmax_routing,
     grouped_routing=grouped_routing,
     expert_mlp=expert_mlp,
+    sample=sample,
 )
 
 
@@ -166,6 +170,7 @@ def _triton_ops() -> Ops:
         softmax_routing=triton_ops.softmax_routing,
         grouped_routing=triton_ops.grouped_routing,
         expert_mlp=triton_ops.expert_mlp,
+        sample=triton_ops.sample,
         reads_device_batch=True,
         keeps_float8=True,
     )

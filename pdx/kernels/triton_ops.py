@@ -23,6 +23,8 @@ from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.rope_kv_append import rope
 from pdx.kernels.rope_kv_append import rope_kv_append as append
 from pdx.kernels.routing import grouped_routing, softmax_routing
+from pdx.kernels.sampling import SamplingTensors
+from pdx.kernels.sampling import sample as sample_rows
 from pdx.kernels.silu_mul import silu_mul
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "rope",
     "rope_interleaved",
     "rope_kv_append",
+    "sample",
     "silu_mul",
     "softmax_routing",
 ]
@@ -182,3 +185,24 @@ class MlaChunkAttention:
             self._tables, self._batch = PartTables.of(batch, q.device), batch
         tables = self._tables
         return mla_prefill(q, k_nope, k_rope, v, tables.spans, tables.context_starts, scale)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    output_idx: Tensor,
+) -> Tensor:
+    """See ``kernels/reference/sampling``."""
+    sampling = SamplingTensors(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        output_idx=output_idx,
+    )
+    return sample_rows(logits, sampling)

@@ -42,7 +42,8 @@ class CausalLM(nn.Module):
         self, config: ModelConfig, ops: Ops, tp: TpGroup, layers: Iterable[DecoderLayer]
     ) -> None:
         super().__init__()
-        self._ops = ops
+        #: That its layers run; whoever draws from its logits has them of one kind.
+        self.ops = ops
         self._tp = tp
         self._vocab_sizes = [
             even_shard(config.vocab_size, tp, rank).size for rank in range(tp.size)
@@ -84,7 +85,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows [N, H] -> float32 [N, V]. Ask only for rows that are read: V is large."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        ours = self._ops.linear(hidden, head.weight, None).float()
+        ours = self.ops.linear(hidden, head.weight, None).float()
         return self._tp.concat(ours, self._vocab_sizes)
 
 

@@ -7,20 +7,21 @@ of the device on the host: sizes come from the requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pdx.errors import InternalError
-from pdx.kernels.reference.philox import token_uniform
 from pdx.request.batch import SampledToken
 from pdx.runner.requests import Draw
 
 __all__ = ["Drawn", "draw_arrays", "draw_tokens", "to_tokens"]
 
 _FLOAT32 = torch.finfo(torch.float32)
+#: What the op takes of the draws, in its order.
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "output_idx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,23 +37,18 @@ class Drawn:
 
 def draw_arrays(draws: Sequence[Draw], vocab_size: int) -> dict[str, Tensor]:
     """What :func:`draw_tokens` reads of the draws, by name; on the host."""
-    arrays = {"draw.rows": _int64([draw.row for draw in draws])}
-    random = [idx for idx, draw in enumerate(draws) if draw.sampling.temperature != 0]
-    if random:
-        params = [draws[idx].sampling for idx in random]
-        arrays |= {
-            "random.rows": _int64(random),
-            "random.temperature": _float64([p.temperature for p in params]),
-            "random.min_p": _float64([p.min_p for p in params]),
-            "random.uniform": _float64(
-                [token_uniform(draws[i].sampling.seed, draws[i].output_idx) for i in random]
-            ),
-        }
-        if any(0 < p.top_k < vocab_size for p in params):
-            arrays["random.top_k"] = _int64([p.top_k or vocab_size for p in params])
-        if any(p.top_p < 1 for p in params):
-            # Above 1 keeps all, whatever their sum is rounded to.
-            arrays["random.top_p"] = _float64([p.top_p if p.top_p < 1 else 2.0 for p in params])
+    params = [draw.sampling for draw in draws]
+    arrays = {
+        "draw.rows": _int64([draw.row for draw in draws]),
+        "draw.temperature": _float64([p.temperature for p in params]),
+        "draw.top_k": torch.tensor(
+            [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params], dtype=torch.int32
+        ),
+        "draw.top_p": _float64([p.top_p for p in params]),
+        "draw.min_p": _float64([p.min_p for p in params]),
+        "draw.seed": _int64([p.seed - (p.seed >> 63 << 64) for p in params]),
+        "draw.output_idx": _int64([draw.output_idx for draw in draws]),
+    }
     asking = [idx for idx, draw in enumerate(draws) if draw.sampling.logprobs]
     if asking:
         arrays["tops.rows"] = _int64(asking)
@@ -91,20 +87,24 @@ def _rule_arrays(draws: Sequence[Draw]) -> dict[str, Tensor]:
     }
 
 
-def draw_tokens(logits: Tensor, arrays: Mapping[str, Tensor], num_tops: int) -> Drawn:
+def draw_tokens(
+    logits: Tensor,
+    arrays: Mapping[str, Tensor],
+    num_tops: int,
+    sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor],
+) -> Drawn:
     """One token for each row.
 
     Args:
         logits: float32 [N, V].
         arrays: of :func:`draw_arrays`, on the device.
         num_tops: K, how many of the likeliest tokens are told where they are asked for.
+        sample: the op.
     """
     log_sums = torch.logsumexp(logits, dim=-1)
-    ruled = _ruled(logits, arrays)
-    token_ids = _first_of_highest(ruled)
-    if "random.rows" in arrays:
-        rows = arrays["random.rows"]
-        token_ids[rows] = _drawn_ids(ruled[rows], arrays)
+    drawn = sample(_ruled(logits, arrays), *(arrays[f"draw.{name}"] for name in _SAMPLING))
+    # Where the logits are not finite there is none; the row tells so.
+    token_ids = drawn.clamp(min=0)
     chosen = logits.gather(1, token_ids[:, None])[:, 0] - log_sums
     told = torch.zeros(len(logits), 2 + 2 * num_tops, dtype=torch.float64, device=logits.device)
     told[:, 0] = torch.isfinite(log_sums)
@@ -168,44 +168,6 @@ def _ruled(logits: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
     if held := of("held"):
         ruled.index_put_(*held)
     return ruled
-
-
-def _first_of_highest(rows: Tensor) -> Tensor:
-    """[N, V] -> int64 [N]; argmax promises none in particular of equal ones."""
-    ids = torch.arange(rows.shape[1], device=rows.device)
-    is_highest = rows == rows.amax(dim=-1, keepdim=True)
-    return torch.where(is_highest, ids, rows.shape[1] - 1).amin(dim=-1)
-
-
-def _drawn_ids(rows: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
-    """float32 [M, V] -> int64 [M]."""
-    # float64: the sum of 100k float32 weights would be off by more than the smallest of them.
-    wide = rows.to(torch.float64)
-    wide = wide - wide.amax(dim=-1, keepdim=True)
-    weights = torch.exp(wide / arrays["random.temperature"][:, None])
-    if "random.top_k" in arrays:
-        kept = _ranks(rows) < arrays["random.top_k"][:, None]
-        weights = torch.where(kept, weights, 0.0)
-    # The heaviest weight is 1, and neither of the other filters drops it.
-    is_light = weights < arrays["random.min_p"][:, None]
-    if "random.top_p" in arrays:
-        probs = weights / weights.sum(dim=-1, keepdim=True)
-        heaviest_first = torch.sort(probs, dim=-1, descending=True, stable=True).values
-        enough = torch.cumsum(heaviest_first, dim=-1) >= arrays["random.top_p"][:, None]
-        num_kept = (~enough).sum(dim=-1, keepdim=True) + 1
-        weights = torch.where(_ranks(probs) < num_kept, weights, 0.0)
-    weights = torch.where(is_light, 0.0, weights)
-    cumulative = torch.cumsum(weights, dim=-1)
-    targets = arrays["random.uniform"] * cumulative[:, -1]
-    # The first whose cumulative weight is above the target: never one of weight zero.
-    return (cumulative <= targets[:, None]).sum(dim=-1).clamp(max=rows.shape[1] - 1)
-
-
-def _ranks(rows: Tensor) -> Tensor:
-    """Each value's place when its row is sorted, highest first; of equal ones lower ids first."""
-    order = torch.argsort(rows, dim=-1, descending=True, stable=True)
-    places = torch.arange(rows.shape[1], device=rows.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places)
 
 
 def _int64(values: Sequence[int]) -> Tensor:

@@ -170,7 +170,8 @@ class ModelRunner:
             ids = self._tp.from_leader(torch.zeros_like(arrays["draw.rows"]))
             return [], self._device.download(ids).tolist()
         num_tops = max(draw.sampling.logprobs or 0 for draw in draws)
-        drawn = draw_tokens(logits, arrays, min(num_tops, self._vocab_size))
+        most = min(num_tops, self._vocab_size)
+        drawn = draw_tokens(logits, arrays, most, self._model.ops.sample)
         ids = self._tp.from_leader(drawn.token_ids)
         # Ids are exact in float64.
         columns = torch.cat([ids[:, None].double(), drawn.told], dim=1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pdx.errors import InternalError
+from pdx.kernels.ops import REFERENCE_OPS
 from pdx.request.batch import SampledToken
 from pdx.request.request import SamplingParams
 from pdx.runner.device_sampler import draw_arrays, draw_tokens, to_tokens
@@ -36,7 +37,7 @@ def draw(idx: int, **params: Any) -> Draw:
 def on_device(logits: torch.Tensor, draws: list[Draw]) -> list[SampledToken]:
     arrays = draw_arrays(draws, VOCAB)
     num_tops = max(d.sampling.logprobs or 0 for d in draws)
-    drawn = draw_tokens(logits, arrays, min(num_tops, VOCAB))
+    drawn = draw_tokens(logits, arrays, min(num_tops, VOCAB), REFERENCE_OPS.sample)
     return to_tokens(drawn.token_ids.tolist(), drawn.told.tolist(), draws)
 
 

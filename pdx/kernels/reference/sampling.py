@@ -14,7 +14,30 @@ from torch import Tensor
 
 from pdx.kernels.reference.philox import token_uniform
 
-__all__ = ["kept_weights", "sample_row"]
+__all__ = ["kept_weights", "sample", "sample_row"]
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    output_idx: Tensor,
+) -> Tensor:
+    """:func:`sample_row` of each row: logits [N, V] and [N] each -> int64 [N].
+
+    ``seed`` is int64 with the bits of the unsigned seed.
+    """
+    columns = zip(
+        *(x.tolist() for x in (temperature, top_k, top_p, min_p, seed, output_idx)), strict=True
+    )
+    rows = [
+        sample_row(row, heat, k, p, least, bits % (1 << 64), idx)
+        for row, (heat, k, p, least, bits, idx) in zip(logits, columns, strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.int64, device=logits.device)
 
 
 def sample_row(
