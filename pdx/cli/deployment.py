@@ -57,7 +57,6 @@ def check_deployment(settings: Settings) -> None:
 def _plan(settings: Settings) -> _Deployment:
     from pdx.config.model import ModelConfig
     from pdx.kv.geometry import num_pages_in
-    from pdx.messenger.fabric_hub import check_one_gpu
 
     folder = _folder(settings)
     model = ModelConfig.load(folder)
@@ -83,8 +82,6 @@ def _plan(settings: Settings) -> _Deployment:
         if not num_pages:
             refusals.append(f"{config.kv_memory_bytes:,} bytes of KV memory hold no page")
         config.check_kv_type(interprets_kernels=interprets_kernels())
-        if not on_cpu:
-            check_one_gpu(range(config.first_gpu, config.first_gpu + config.tp_size))
     except ConfigError as error:
         refusals.append(error.message)
     return _Deployment(

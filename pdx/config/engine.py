@@ -163,11 +163,6 @@ class EngineConfig:
                 hint="use --kv-dtype auto, or --device cuda",
             )
 
-    @property
-    def first_gpu(self) -> int:
-        """The first rank's, of those that CUDA_VISIBLE_DEVICES leaves."""
-        return int(self.device.partition(":")[2] or 0)
-
 
 def interprets_kernels() -> bool:
     """Whether ranks on a CPU run the kernels of GPUs: they have this process's environment."""

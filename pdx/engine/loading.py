@@ -14,7 +14,7 @@ from pdx.config.engine import EngineConfig, interprets_kernels
 from pdx.config.float8_split import check_float8_split
 from pdx.config.model import ModelConfig
 from pdx.engine.step_loop import Ranks
-from pdx.fabric import DeviceMemory
+from pdx.fabric import MemoryPart
 from pdx.kv.geometry import check_tp_size, node_layout
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import PagePool
@@ -35,14 +35,10 @@ class KvMemory(Protocol):
     """The ranks' memory as this process addresses it (NodeMemory, or a simulation's)."""
 
     @property
-    def kv_address(self) -> int: ...
-    @property
-    def kv_bytes(self) -> int: ...
-    @property
     def progress_addresses(self) -> tuple[int, ...]: ...
     @property
     def progress_eventfds(self) -> tuple[int, ...]: ...
-    def device_memory(self) -> tuple[DeviceMemory, ...]: ...
+    def kv_parts(self) -> tuple[MemoryPart, ...]: ...
     def close(self) -> None: ...
 
 
@@ -184,9 +180,7 @@ def mapped_memory(loaded: LoadedModel) -> MappedMemory:
         PdxError: no network card can have it.
     """
     return MappedMemory(
-        kv_address=loaded.memory.kv_address,
-        kv_bytes=loaded.memory.kv_bytes,
+        kv_parts=loaded.memory.kv_parts(),
         progress_addresses=loaded.memory.progress_addresses,
         progress_eventfds=loaded.memory.progress_eventfds,
-        devices=loaded.memory.device_memory(),
     )

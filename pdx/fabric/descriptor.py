@@ -1,8 +1,9 @@
 """A link's descriptor: the bytes that one side gives to the other, over a channel of the caller's.
 Pure.
 
-Little-endian: magic, version, provider, number of ends; the fixed fields; each end's fields, the
-length of its address, the address; CRC-32 of all before. The checksum is against accidents; who may
+Little-endian: magic, version, provider, numbers of ends and of parts; the fixed fields; the parts'
+lengths; each end's parts and fields, the length of its address, the address; CRC-32 of all before.
+The checksum is against accidents; who may
 connect is the channel's business.
 """
 
@@ -14,15 +15,25 @@ from dataclasses import dataclass
 from typing import get_args
 
 from pdx.errors import FabricError
-from pdx.fabric.interface import MAX_DOMAINS, Provider
+from pdx.fabric.interface import MAX_DOMAINS, MAX_PARTS, Provider
 
-__all__ = ["MAX_NAME_BYTES", "MAX_WINDOW", "LinkAddress", "LinkEnd", "decode", "encode"]
+__all__ = [
+    "MAX_NAME_BYTES",
+    "MAX_WINDOW",
+    "KeyedPart",
+    "LinkAddress",
+    "LinkEnd",
+    "decode",
+    "encode",
+]
 
 _MAGIC = b"PDXL"
-_VERSION = 2
-_HEADER = struct.Struct("<4sHBB")
-_FIXED = struct.Struct("<QQIIi")
-_END = struct.Struct("<QQQQH")
+_VERSION = 3
+_HEADER = struct.Struct("<4sHBBB")
+_FIXED = struct.Struct("<QIIi")
+_LENGTH = struct.Struct("<Q")
+_PART = struct.Struct("<QQ")
+_END = struct.Struct("<QQH")
 _CRC = struct.Struct("<I")
 _PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 MAX_NAME_BYTES = 511
@@ -30,12 +41,20 @@ MAX_WINDOW = 1 << 16
 _MAX_TAG = (1 << 20) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class KeyedPart:
+    """What writes into one part of the region need."""
+
+    base: int
+    key: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEnd:
     """A link in one domain of its fabric."""
 
-    region_base: int
-    region_key: int
+    #: As many as the region's.
+    parts: tuple[KeyedPart, ...]
     #: The link page, where beats go.
     page_base: int
     page_key: int
@@ -48,7 +67,8 @@ class LinkAddress:
     """Everything that is needed to write into one link of a peer."""
 
     provider: Provider
-    region_bytes: int
+    #: Of each part of the region.
+    part_bytes: tuple[int, ...]
     pid_namespace: int
     #: Immediates that may be on their way to each end.
     window: int
@@ -62,16 +82,14 @@ class LinkAddress:
 def encode(address: LinkAddress) -> bytes:
     """The descriptor's bytes."""
     provider = _PROVIDERS.index(address.provider)
-    body = _HEADER.pack(_MAGIC, _VERSION, provider, len(address.ends)) + _FIXED.pack(
-        address.region_bytes,
-        address.pid_namespace,
-        address.window,
-        address.probe_tag,
-        address.pid,
+    counts = (len(address.ends), len(address.part_bytes))
+    body = _HEADER.pack(_MAGIC, _VERSION, provider, *counts) + _FIXED.pack(
+        address.pid_namespace, address.window, address.probe_tag, address.pid
     )
+    body += b"".join(map(_LENGTH.pack, address.part_bytes))
     for end in address.ends:
-        numbers = (end.region_base, end.region_key, end.page_base, end.page_key, len(end.name))
-        body += _END.pack(*numbers) + end.name
+        body += b"".join(_PART.pack(part.base, part.key) for part in end.parts)
+        body += _END.pack(end.page_base, end.page_key, len(end.name)) + end.name
     return body + _CRC.pack(zlib.crc32(body))
 
 
@@ -83,7 +101,7 @@ def decode(descriptor: bytes) -> LinkAddress:
     """
     if len(descriptor) < _HEADER.size or not descriptor.startswith(_MAGIC):
         raise FabricError("this is no fabric descriptor")
-    _, version, provider, num_ends = _HEADER.unpack_from(descriptor)
+    _, version, provider, num_ends, num_parts = _HEADER.unpack_from(descriptor)
     if version != _VERSION:
         raise FabricError(
             f"the peer's fabric descriptor has version {version}, ours is {_VERSION}",
@@ -92,11 +110,19 @@ def decode(descriptor: bytes) -> LinkAddress:
     body, crc = descriptor[: -_CRC.size], descriptor[-_CRC.size :]
     if len(body) < _HEADER.size + _FIXED.size or _CRC.unpack(crc)[0] != zlib.crc32(body):
         raise FabricError(f"a fabric descriptor of {len(descriptor)} bytes is damaged")
-    num_bytes, namespace, window, tag, pid = _FIXED.unpack_from(body, _HEADER.size)
-    ends = _decode_ends(body[_HEADER.size + _FIXED.size :])
+    namespace, window, tag, pid = _FIXED.unpack_from(body, _HEADER.size)
+    left = body[_HEADER.size + _FIXED.size :]
+    lengths, left = left[: num_parts * _LENGTH.size], left[num_parts * _LENGTH.size :]
+    if len(lengths) != num_parts * _LENGTH.size:
+        raise _senseless()
+    part_bytes = tuple(length for (length,) in _LENGTH.iter_unpack(lengths))
+    ends = _decode_ends(left, num_parts)
     sound = (
         len(ends) == num_ends
         and 0 < num_ends <= MAX_DOMAINS
+        and 0 < num_parts <= MAX_PARTS
+        and all(part_bytes)
+        and sum(part_bytes) < 1 << 64
         and 0 < window <= MAX_WINDOW
         and tag <= _MAX_TAG
         and provider < len(_PROVIDERS)
@@ -105,7 +131,7 @@ def decode(descriptor: bytes) -> LinkAddress:
         raise _senseless()
     return LinkAddress(
         provider=_PROVIDERS[provider],
-        region_bytes=num_bytes,
+        part_bytes=part_bytes,
         pid_namespace=namespace,
         window=window,
         probe_tag=tag,
@@ -114,20 +140,19 @@ def decode(descriptor: bytes) -> LinkAddress:
     )
 
 
-def _decode_ends(left: bytes) -> tuple[LinkEnd, ...]:
+def _decode_ends(left: bytes, num_parts: int) -> tuple[LinkEnd, ...]:
     ends: list[LinkEnd] = []
+    parts_bytes = num_parts * _PART.size
     while left:
-        if len(left) < _END.size:
+        if len(left) < parts_bytes + _END.size:
             raise _senseless()
-        base, key, page_base, page_key, name_len = _END.unpack_from(left)
-        name, left = left[_END.size : _END.size + name_len], left[_END.size + name_len :]
+        parts = tuple(KeyedPart(*part) for part in _PART.iter_unpack(left[:parts_bytes]))
+        page_base, page_key, name_len = _END.unpack_from(left, parts_bytes)
+        left = left[parts_bytes + _END.size :]
+        name, left = left[:name_len], left[name_len:]
         if len(name) != name_len or not 0 < name_len <= MAX_NAME_BYTES:
             raise _senseless()
-        ends.append(
-            LinkEnd(
-                region_base=base, region_key=key, page_base=page_base, page_key=page_key, name=name
-            )
-        )
+        ends.append(LinkEnd(parts=parts, page_base=page_base, page_key=page_key, name=name))
     return tuple(ends)
 
 

@@ -6,14 +6,16 @@ peers write here. One native worker thread owns the network; every method only v
 over, so an event loop may call all of them. What happened comes back through :meth:`Fabric.events`.
 
 Words: a *domain* is one address (one network card) that a fabric is bound to, with a queue of its
-    own; a *region* is registered memory; a *link* joins one region of ours to one of a peer's and
-    has an endpoint of its own in each domain; an *atom* is one page of one layer; a *transfer* is a
-    set of atoms written over a link to one (slot, generation) of the peer, which counts atoms. An
-    immediate is the 32-bit value that comes with a write: slot, generation, atoms - 1.
+    own; a *region* is registered memory, of one part or several; a *link* joins one region of ours
+    to one of a peer's and has an endpoint of its own in each domain; an *atom* is one page of one
+    layer; a *transfer* is a set of atoms written over a link to one (slot, generation) of the peer,
+    which counts atoms. An immediate is the 32-bit value that comes with a write: slot, generation,
+    atoms - 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 __all__ = [
     "MAX_DOMAINS",
     "MAX_GENERATION",
+    "MAX_PARTS",
     "MAX_SLOT",
     "Arrived",
     "DeviceMemory",
@@ -34,6 +37,7 @@ __all__ = [
     "Fenced",
     "LinkDown",
     "LinkUp",
+    "MemoryPart",
     "PageBatch",
     "Provider",
     "Surplus",
@@ -47,6 +51,8 @@ MAX_SLOT = 4095
 MAX_GENERATION = 4095
 #: Addresses that one fabric may be bound to.
 MAX_DOMAINS = 8
+#: Of one region.
+MAX_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +80,21 @@ class FabricOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Where a region of a GPU's memory really is. Its address is the one that it is mapped at."""
+    """Where a GPU's memory really is. Its address is the one that it is mapped at."""
 
     #: Stays open as long as the region is registered.
     dmabuf_fd: int
     dmabuf_offset: int = 0
     cuda_device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPart:
+    """Memory of one kind: the host's, or one GPU's."""
+
+    address: int
+    num_bytes: int
+    device: DeviceMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +104,7 @@ class PageBatch:
 
     Atom (layer l, page i) is read at ``src_offset + l * src_layer_stride + src_pages[i] *
     src_page_stride`` from the start of our region, and written at the same expression with ``dst``
-    from the start of the peer's.
+    from the start of the peer's. On each side all of a batch lies in one part of the region.
     """
 
     src_pages: NDArray[np.uint32]
@@ -257,20 +272,26 @@ class Fabric(Protocol):
     def fileno(self) -> int:
         """A descriptor that is readable while events() has something."""
 
-    def register(self, address: int, num_bytes: int, *, device: DeviceMemory | None = None) -> int:
+    def register(self, address: int, num_bytes: int) -> int:
+        """Name memory of the host that links may use: register_parts() of the one part."""
+
+    def register_parts(self, parts: Sequence[MemoryPart]) -> int:
         """Name memory that links may use. It stays the caller's, and must outlive the region or the
         fabric.
 
+        Each part is registered by itself, with keys of its own. Offsets count from the start of the
+        first part through all of them, wherever they are mapped.
+
         Raises:
-            FabricError: also for a GPU's memory (``device``) where the fabric was not opened for
-                it, or libfabric is older than 1.20.
+            FabricError: also for a GPU's memory where the fabric was not opened for it, or
+                libfabric is older than 1.20.
         """
 
     def unregister(self, region: int) -> None:
         """Forget a region. Refused while one of its links is not Fenced."""
 
     def open_link(self, region: int, *, window: int = 256) -> int:
-        """An endpoint in each domain, and a registration of the region with a key of its own.
+        """An endpoint in each domain, and registrations of the region with keys of their own.
 
         Args:
             window: immediates that the peer may have sent to each domain and that are not counted
@@ -305,8 +326,8 @@ class Fabric(Protocol):
         """Post all layers of the batch now.
 
         Raises:
-            FabricError: the batch leaves one of the regions, or the transfer is sealed, cancelled
-                or done.
+            FabricError: the batch leaves a region, or one part of it, or the transfer is sealed,
+                cancelled or done.
         """
 
     def arm(self, transfer: int, batch: PageBatch, *, word_address: int, first_value: int) -> None:

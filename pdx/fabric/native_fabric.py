@@ -19,20 +19,20 @@ from typing import Final, assert_never, get_args
 from pdx.errors import FabricError
 from pdx.fabric import descriptor as descriptors
 from pdx.fabric.checks import check_batch, check_unsigned, check_word_address
-from pdx.fabric.descriptor import LinkAddress, LinkEnd
 from pdx.fabric.interface import (
     MAX_DOMAINS,
     MAX_GENERATION,
     MAX_SLOT,
-    DeviceMemory,
     DomainStatistics,
     Fabric,
     FabricEvent,
     FabricOptions,
     FabricStatistics,
+    MemoryPart,
     PageBatch,
     Provider,
 )
+from pdx.fabric.native_address import address_of, native_address, native_parts
 from pdx.fabric.native_events import event_of
 from pdx.fabric.native_library import (
     BATCH_STRUCT,
@@ -195,15 +195,14 @@ class NativeFabric:
         """A descriptor that is readable while events() has something."""
         return check(self._core.pdx_fabric_fd(self._open))
 
-    def register(self, address: int, num_bytes: int, *, device: DeviceMemory | None = None) -> int:
+    def register(self, address: int, num_bytes: int) -> int:
         """See :meth:`Fabric.register`."""
-        where = (-1, 0, 0)
-        if device is not None:
-            offset = check_unsigned("dmabuf_offset", device.dmabuf_offset)
-            where = (device.dmabuf_fd, offset, device.cuda_device)
-        check_unsigned("address", address)
-        check_unsigned("num_bytes", num_bytes)
-        return check(self._core.pdx_fabric_register(self._open, address, num_bytes, *where))
+        return self.register_parts([MemoryPart(address=address, num_bytes=num_bytes)])
+
+    def register_parts(self, parts: Sequence[MemoryPart]) -> int:
+        """See :meth:`Fabric.register_parts`."""
+        native = native_parts(parts)
+        return check(self._core.pdx_fabric_register(self._open, native, len(native)))
 
     def unregister(self, region: int) -> None:
         """See :meth:`Fabric.unregister`."""
@@ -219,46 +218,14 @@ class NativeFabric:
         """See :meth:`Fabric.descriptor`."""
         own = AddressStruct()
         check(self._core.pdx_fabric_own_address(self._open, link, ctypes.byref(own)))
-        ends = (
-            LinkEnd(
-                region_base=end.region_base,
-                region_key=end.region_key,
-                page_base=end.page_base,
-                page_key=end.page_key,
-                name=bytes(end.name[: end.name_len]),
-            )
-            for end in own.ends[: own.num_ends]
-        )
-        return descriptors.encode(
-            LinkAddress(
-                provider=self._provider,
-                region_bytes=own.region_bytes,
-                pid_namespace=own.pid_namespace,
-                window=own.window,
-                probe_tag=own.probe_tag,
-                pid=own.pid,
-                ends=tuple(ends),
-            )
-        )
+        return descriptors.encode(address_of(own, self._provider))
 
     def connect(self, link: int, peer_descriptor: bytes) -> None:
         """See :meth:`Fabric.connect`."""
         peer = descriptors.decode(peer_descriptor)
         if peer.provider != self._provider:
             raise FabricError(f"the peer's link is {peer.provider}, ours is {self._provider}")
-        native = AddressStruct(
-            region_bytes=peer.region_bytes,
-            pid_namespace=peer.pid_namespace,
-            window=peer.window,
-            probe_tag=peer.probe_tag,
-            pid=peer.pid,
-            num_ends=len(peer.ends),
-        )
-        for to, end in zip(native.ends, peer.ends, strict=False):
-            to.region_base, to.region_key = end.region_base, end.region_key
-            to.page_base, to.page_key = end.page_base, end.page_key
-            to.name_len = len(end.name)
-            to.name[: len(end.name)] = end.name
+        native = native_address(peer)
         check(self._core.pdx_fabric_connect(self._open, link, ctypes.byref(native)))
 
     def fence(self, link: int) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from pdx.errors import FabricError
-from pdx.fabric.interface import MAX_DOMAINS
+from pdx.fabric.interface import MAX_DOMAINS, MAX_PARTS
 
 __all__ = [
     "BATCH_STRUCT",
@@ -38,12 +38,13 @@ __all__ = [
     "EventStruct",
     "LoadedLibfabric",
     "OptionsStruct",
+    "PartStruct",
     "check",
     "core",
     "load_libfabric",
 ]
 
-_ABI = 4
+_ABI = 5
 _LIBRARY = "pdx/fabric/native/libpdx_fabric.so"
 _SYSTEM_LIBFABRIC = "libfabric.so.1"
 
@@ -65,12 +66,24 @@ class OptionsStruct(Structure):
     )
 
 
+class PartStruct(Structure):
+    """pdx_fabric_part."""
+
+    _fields_ = (
+        ("address", c_void_p),
+        ("num_bytes", c_uint64),
+        ("dmabuf_offset", c_uint64),
+        ("dmabuf_fd", c_int32),
+        ("cuda_device", c_int32),
+    )
+
+
 class EndStruct(Structure):
     """pdx_fabric_end."""
 
     _fields_ = (
-        ("region_base", c_uint64),
-        ("region_key", c_uint64),
+        ("part_bases", c_uint64 * MAX_PARTS),
+        ("part_keys", c_uint64 * MAX_PARTS),
         ("page_base", c_uint64),
         ("page_key", c_uint64),
         ("name_len", c_uint32),
@@ -84,12 +97,14 @@ class AddressStruct(Structure):
     """pdx_fabric_address."""
 
     _fields_ = (
-        ("region_bytes", c_uint64),
         ("pid_namespace", c_uint64),
         ("window", c_uint32),
         ("probe_tag", c_uint32),
         ("pid", c_int32),
+        ("num_parts", c_uint32),
         ("num_ends", c_uint32),
+        ("reserved", c_uint32),
+        ("part_bytes", c_uint64 * MAX_PARTS),
         ("ends", EndStruct * MAX_DOMAINS),
     )
 
@@ -127,7 +142,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "provider": (c_int32, c_char_p, c_size_t),
     "open": (POINTER(OptionsStruct), POINTER(_FABRIC)),
     "fd": (_FABRIC,),
-    "register": (_FABRIC, c_void_p, c_uint64, c_int32, c_uint64, c_int32),
+    "register": (_FABRIC, POINTER(PartStruct), c_size_t),
     "unregister": (_FABRIC, c_int64),
     "open_link": (_FABRIC, c_int64, c_uint32),
     "own_address": (_FABRIC, c_int64, POINTER(AddressStruct)),

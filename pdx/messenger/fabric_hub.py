@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pdx.errors import ConfigError, FabricError
+from pdx.errors import FabricError
 from pdx.fabric import (
-    DeviceMemory,
     Fabric,
     FabricEvent,
     FabricOptions,
     FabricStatistics,
     Fenced,
+    MemoryPart,
     Provider,
     open_fabric,
 )
@@ -31,7 +31,6 @@ __all__ = [
     "FabricLink",
     "FabricOpener",
     "MappedMemory",
-    "check_one_gpu",
     "host_identity",
 ]
 
@@ -54,15 +53,12 @@ class FabricOpener(Protocol):
 class MappedMemory:
     """The ranks' memory as mapped into this process; whoever mapped it keeps it alive."""
 
-    #: One range with all ranks' KV, as NodeLayout has it.
-    kv_address: int
-    kv_bytes: int
+    #: All ranks' KV, as NodeLayout has it: one part on the host; of each rank where it is a GPU's.
+    kv_parts: tuple[MemoryPart, ...]
     #: Of each rank.
     progress_addresses: tuple[int, ...]
     #: Of each rank; written by it after each progress store.
     progress_eventfds: tuple[int, ...]
-    #: Of each rank whose KV lies on a GPU.
-    devices: tuple[DeviceMemory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +87,6 @@ def host_identity() -> str:
     return f"{boot}/{pid_namespace}/shm:{Path('/dev/shm').stat().st_dev}"
 
 
-def check_one_gpu(gpus: Sequence[int]) -> None:
-    """Whether a node's KV memory can be registered where it lies on these GPUs.
-
-    Raises:
-        ConfigError: it is more than one registration can hold.
-    """
-    if len(gpus) > 1:
-        names = ", ".join(map(str, gpus))
-        raise ConfigError(
-            f"the KV memory of {len(gpus)} ranks lies on GPUs {names}: a network card is given one "
-            "GPU's memory at a time",
-            hint="use --tp 1 with --device cuda, and more nodes",
-        )
-
-
 class FabricHub:
     """Owns the fabrics; closed last of all that the messenger owns."""
 
@@ -120,13 +101,10 @@ class FabricHub:
         Args:
             bind_hosts: addresses to stripe over; without them a fabric takes the control
                 connection's.
-
-        Raises:
-            ConfigError: the ranks' memory is more than one registration can hold.
         """
-        check_one_gpu([device.cuda_device for device in memory.devices])
         self.memory = memory
-        self._options = dataclasses.replace(options, device_memory=bool(memory.devices))
+        on_gpus = any(part.device for part in memory.kv_parts)
+        self._options = dataclasses.replace(options, device_memory=on_gpus)
         self._bind_hosts = tuple(bind_hosts)
         self._opener = opener
         #: By provider and, for network providers, the local addresses.
@@ -181,8 +159,7 @@ class FabricHub:
     def _open(self, provider: Provider, hosts: Sequence[str]) -> _OpenFabric:
         fabric = self._opener(provider=provider, bind_host=hosts, options=self._options)
         try:
-            device = next(iter(self.memory.devices), None)
-            region = fabric.register(self.memory.kv_address, self.memory.kv_bytes, device=device)
+            region = fabric.register_parts(self.memory.kv_parts)
             for eventfd in self.memory.progress_eventfds:
                 fabric.add_wakeup(eventfd)
         except FabricError:

@@ -1,7 +1,8 @@
 """The ranks' shared memory as the primary sees it: mapped from the descriptors that they passed.
 
-All ranks' KV lies in one range of addresses, so that a fabric registers it once and a plan names a
-place in it by one offset. The mapping outlives the fabric that registered it: close it last.
+All ranks' KV lies in one range of addresses, and a plan names a place in it by one offset. A fabric
+registers the host's memory as one part, a GPU's as one part for each rank. The mapping outlives the
+fabric that registered it: close it last.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pdx.errors import WorkerError
-from pdx.fabric import DeviceMemory
+from pdx.fabric import DeviceMemory, MemoryPart
 from pdx.kv.cumem import GpuRange, export_dmabuf
 from pdx.kv.layout import NodeLayout
 from pdx.kv.progress import PROGRESS_BYTES
@@ -78,20 +79,25 @@ class NodeMemory:
             )
             self._undo = undo.pop_all()
 
-    def device_memory(self) -> tuple[DeviceMemory, ...]:
-        """What network cards are given of each rank's KV; empty where it is the host's.
+    def kv_parts(self) -> tuple[MemoryPart, ...]:
+        """What network cards are given: the host's memory as a whole, a GPU's rank by rank.
 
-        The descriptors stay open until :meth:`close`.
+        A GPU's descriptors stay open until :meth:`close`.
 
         Raises:
             PdxError: a GPU's driver gives none.
         """
-        stride, found = self._rank_stride_bytes, []
-        for rank_idx, device in enumerate(self._devices):
-            fd = export_dmabuf(self.kv_address + rank_idx * stride, stride, device=device)
-            self._undo.callback(os.close, fd)
-            found.append(DeviceMemory(dmabuf_fd=fd, cuda_device=device))
-        return tuple(found)
+        if not self._devices:
+            return (MemoryPart(address=self.kv_address, num_bytes=self.kv_bytes),)
+        return tuple(map(self._gpu_part, range(len(self._devices)), self._devices))
+
+    def _gpu_part(self, rank_idx: int, device: int) -> MemoryPart:
+        num_bytes = self._rank_stride_bytes
+        address = self.kv_address + rank_idx * num_bytes
+        fd = export_dmabuf(address, num_bytes, device=device)
+        self._undo.callback(os.close, fd)
+        memory = DeviceMemory(dmabuf_fd=fd, cuda_device=device)
+        return MemoryPart(address=address, num_bytes=num_bytes, device=memory)
 
     def close(self) -> None:
         """Unmap. Nobody may use the addresses afterwards."""

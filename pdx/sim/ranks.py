@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pdx.errors import WorkerError
-from pdx.fabric import DeviceMemory
+from pdx.fabric import MemoryPart
 from pdx.fabric.simulated import AddressSpace
 from pdx.kv.layout import NodeLayout
 from pdx.kv.progress import end_value, layer_value
@@ -53,8 +53,8 @@ class SimulatedMemory:
         assert layout.rank_stride_bytes % _WORD_BYTES == 0
         self._space = space
         self._words = np.zeros(layout.total_bytes // _WORD_BYTES, np.uint64)
-        self.kv_bytes = layout.total_bytes
-        self.kv_address = space.map(self._words)
+        self._kv_bytes = layout.total_bytes
+        self._kv_address = space.map(self._words)
         self._progress_address = space.map(bytearray(_WORD_BYTES * layout.tp_size))
         self.progress_addresses = tuple(
             self._progress_address + _WORD_BYTES * i for i in range(layout.tp_size)
@@ -73,13 +73,13 @@ class SimulatedMemory:
         """A rank's progress, where the fabric's worker sees it."""
         self._space.store_word(self.progress_addresses[rank_idx], value)
 
-    def device_memory(self) -> tuple[DeviceMemory, ...]:
-        """None: all of it is the host's."""
-        return ()
+    def kv_parts(self) -> tuple[MemoryPart, ...]:
+        """One: all of it is the host's."""
+        return (MemoryPart(address=self._kv_address, num_bytes=self._kv_bytes),)
 
     def close(self) -> None:
         """Forget the addresses."""
-        self._space.unmap(self.kv_address)
+        self._space.unmap(self._kv_address)
         self._space.unmap(self._progress_address)
 
 

@@ -6,10 +6,8 @@ scenario found is the JSON that it prints.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import json
 import logging
 import mmap
@@ -17,31 +15,19 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cuda.bindings import driver
 
 from pdx.errors import PdxError
-from pdx.fabric import (
-    Arrived,
-    DeviceMemory,
-    Fabric,
-    FabricEvent,
-    FabricOptions,
-    PageBatch,
-    Provider,
-    open_fabric,
-)
 from pdx.kv import cumem
 from pdx.kv.layout import KvLayout, NodeLayout
 from pdx.kv.progress import PROGRESS_BYTES
-from pdx.messenger.fabric_hub import FabricHub, MappedMemory
 from pdx.ranks.memory import NodeMemory, RankDescriptors
 
-#: 2.25 MiB, so that it does not end where a granule does.
+#: 4.5 MiB, so that it does not end where a granule does.
 RANK = KvLayout(
     num_layers=3, num_kv_heads=2, head_dim=64, page_size=16, num_pages=96, itemsize=4, num_parts=2
 )
@@ -74,9 +60,11 @@ def node_memory(kv_fds: list[int], devices: list[int], alignment: int) -> NodeMe
                 cuda_device=device,
             )
         )
-    return NodeMemory(
-        ranks, NodeLayout(rank=RANK, tp_size=len(ranks), num_kv_heads=4, alignment=alignment)
-    )
+    return NodeMemory(ranks, layout_of(len(ranks), alignment))
+
+
+def layout_of(num_ranks: int, alignment: int) -> NodeLayout:
+    return NodeLayout(rank=RANK, tp_size=num_ranks, num_kv_heads=4, alignment=alignment)
 
 
 def check(answer: tuple[Any, ...]) -> Any:
@@ -193,7 +181,7 @@ def one_life() -> None:
         alignment = cumem.granularity_bytes(0)
         memory = node_memory([os.dup(fd)], [0], alignment)
         try:
-            memory.device_memory()
+            memory.kv_parts()
         finally:
             memory.close()
     finally:
@@ -260,118 +248,6 @@ def devices() -> dict[str, list[str | None]]:
     return found
 
 
-# ---- over a fabric ----
-
-
-class HostOnly:
-    """A fabric for GPU memory where no network card is: the double's memory is this process's too,
-    so that what carries its bytes is a real fabric, for host memory. Notes what it is given.
-    """
-
-    def __init__(self) -> None:
-        #: Of each registration: GPU, bytes, and whether the DMA-BUF is the memory at the address.
-        self.registered: list[tuple[int, int, bool]] = []
-
-    def __call__(
-        self, *, provider: Provider, bind_host: Sequence[str], options: FabricOptions
-    ) -> Fabric:
-        assert options.device_memory
-        host_only = dataclasses.replace(options, device_memory=False)
-        fabric = open_fabric(provider=provider, bind_host=bind_host, options=host_only)
-        register = fabric.register
-
-        def note(address: int, num_bytes: int, *, device: DeviceMemory | None = None) -> int:
-            assert device is not None and device.dmabuf_offset == 0
-            with mmap.mmap(device.dmabuf_fd, num_bytes) as dmabuf:
-                before = dmabuf[num_bytes - 1]
-                write(address + num_bytes - 1, bytes([before ^ 1]))
-                is_it = dmabuf[num_bytes - 1] == before ^ 1
-                write(address + num_bytes - 1, bytes([before]))
-            self.registered.append((device.cuda_device, num_bytes, is_it))
-            return register(address, num_bytes)
-
-        fabric.register = note  # type: ignore[method-assign]
-        return fabric
-
-
-def hub_of(memory: NodeMemory, opener: HostOnly) -> FabricHub:
-    """As a node makes it."""
-    mapped = MappedMemory(
-        kv_address=memory.kv_address,
-        kv_bytes=memory.kv_bytes,
-        progress_addresses=memory.progress_addresses,
-        progress_eventfds=memory.progress_eventfds,
-        devices=memory.device_memory(),
-    )
-    return FabricHub(mapped, FabricOptions(), opener=opener)
-
-
-async def carry(sender: FabricHub, receiver: FabricHub) -> int:
-    """Write page 5 of the sender to page 7 of the receiver, all layers; the atoms counted."""
-    arrived: asyncio.Queue[FabricEvent] = asyncio.Queue()
-    out = sender.open_link("tcp", "127.0.0.1", lambda event: None)
-    into = receiver.open_link("tcp", "127.0.0.1", arrived.put_nowait)
-    out.fabric.connect(out.link, into.fabric.descriptor(into.link))
-    into.fabric.connect(into.link, out.fabric.descriptor(out.link))
-    into.fabric.expect(into.link, 1, 1, RANK.num_layers)
-    transfer = out.fabric.open_transfer(out.link, 1, 1)
-    batch = PageBatch(
-        src_pages=np.array([5], np.uint32),
-        dst_pages=np.array([7], np.uint32),
-        page_bytes=RANK.page_bytes,
-        num_layers=RANK.num_layers,
-        src_layer_stride=RANK.layer_stride_bytes,
-        dst_layer_stride=RANK.layer_stride_bytes,
-    )
-    out.fabric.write(transfer, batch)
-    out.fabric.seal(transfer)
-    async with asyncio.timeout(20):
-        while not isinstance(event := await arrived.get(), Arrived):
-            pass
-    return int(event.arrival_atoms[-1])
-
-
-def fabric() -> dict[str, Any]:
-    """A prefiller's KV goes into a decoder's, each on a GPU of its own; then a node of two GPUs."""
-    granule, opener = cumem.granularity_bytes(0), HostOnly()
-    before, fds_before = live(), num_fds()
-    made = [cumem.create_shared(rank_bytes(device), device=device) for device in (0, 1)]
-    memories = [node_memory([os.dup(fd)], [device], granule) for device, (fd, _) in enumerate(made)]
-    ranks = [mapped for _, mapped in made]
-    layers = range(RANK.num_layers)
-    src = [ranks[0].address + i * RANK.layer_stride_bytes + 5 * RANK.page_bytes for i in layers]
-    dst = [ranks[1].address + i * RANK.layer_stride_bytes + 7 * RANK.page_bytes for i in layers]
-    texts = [bytes([i + 1]) * RANK.page_bytes for i in layers]
-    for address, text in zip(src, texts, strict=True):
-        write(address, text)
-
-    async def run() -> int:
-        hubs = [hub_of(memory, opener) for memory in memories]
-        try:
-            return await carry(*hubs)
-        finally:
-            for hub in hubs:
-                hub.close()
-
-    found: dict[str, Any] = {
-        "atoms": asyncio.run(run()),
-        "registered": opener.registered,
-        "arrived": [read(a, RANK.page_bytes) for a in dst] == texts,
-    }
-    both = node_memory([os.dup(fd) for fd, _ in made], [0, 1], granule)
-    memories.append(both)
-    try:
-        hub_of(both, opener)
-    except PdxError as error:
-        found["two GPUs"] = [type(error).__name__, str(error), error.hint]
-    for memory in memories:
-        memory.close()
-    for fd, mapped in made:
-        mapped.close()
-        os.close(fd)
-    return {**found, "unchanged": live() == before, "fds": num_fds() - fds_before}
-
-
 def driverless() -> list[str | None]:
     try:
         cumem.granularity_bytes(0)
@@ -384,5 +260,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "rank":
         rank(*sys.argv[2:])
     else:
-        scenario = {s.__name__: s for s in (life, granularity, faults, devices, driverless, fabric)}
+        scenario = {s.__name__: s for s in (life, granularity, faults, devices, driverless)}
         print(json.dumps(scenario[sys.argv[1]]()))

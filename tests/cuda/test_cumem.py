@@ -14,8 +14,6 @@ import pytest
 Environment = dict[str, str]
 _DRIVER = Path("/proc/driver/nvidia/version")
 NOTHING = [0, 0, 0, 0]
-#: Of the scenarios' layout.
-RANK_BYTES = 3 * 96 * 2 * 2 * 16 * 64 * 4
 #: What stays taken when the driver refuses to take it back: allocations, handles, mappings,
 #: reservations.
 STAYS = {
@@ -25,8 +23,8 @@ STAYS = {
 }
 
 
-def run(scenario: str, environment: Environment) -> Any:
-    command = [sys.executable, "-m", "tests.cuda.processes", scenario]
+def run(program: str, environment: Environment) -> Any:
+    command = [sys.executable, "-m", *f"tests.cuda.{program}".split()]
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -35,7 +33,7 @@ def run(scenario: str, environment: Environment) -> Any:
 
 
 def test_a_primary_and_its_ranks_share_memory_until_the_last_lets_go(cuda: Environment) -> None:
-    found = run("life", cuda)
+    found = run("processes life", cuda)
     assert found["signed"] == ["first", "other"], "rank after rank"
     written, live_in_rank = found["rank"]
     assert written == "hello"
@@ -47,14 +45,14 @@ def test_a_primary_and_its_ranks_share_memory_until_the_last_lets_go(cuda: Envir
 
 
 def test_memory_of_another_granularity_is_refused_and_let_go(cuda: Environment) -> None:
-    found = run("granularity", cuda)
+    found = run("processes granularity", cuda)
     assert "cuMem" in found["error"]
     assert found["unchanged"]
     assert found["live"] in (None, NOTHING)
 
 
 def test_every_call_that_fails_is_named_and_leaks_nothing(double: Environment) -> None:
-    init, *faults = run("faults", double)
+    init, *faults = run("processes faults", double)
     assert init["error"] == [
         "WorkerError",
         "cuInit failed: CUDA_ERROR_NO_DEVICE",
@@ -93,7 +91,7 @@ def test_every_call_that_fails_is_named_and_leaks_nothing(double: Environment) -
 
 
 def test_a_device_that_cannot_share_is_refused(double: Environment) -> None:
-    found = run("devices", double)
+    found = run("processes devices", double)
     kind, message, hint = found["absent"]
     assert kind == "WorkerError" and "device 7" in message and "CUDA_VISIBLE_DEVICES" in hint
     for case in ("no virtual memory", "no descriptors"):
@@ -104,21 +102,21 @@ def test_a_device_that_cannot_share_is_refused(double: Environment) -> None:
     assert kind == "ConfigError" and "gives network cards no memory" in message and hint
 
 
-def test_a_nodes_gpu_memory_is_registered_whole_and_written_over_a_fabric(
+def test_a_nodes_gpus_are_parts_of_one_region_and_written_over_a_fabric(
     double: Environment,
 ) -> None:
     """As far as a host without network cards for GPUs goes: the core refuses to open one."""
-    found = run("fabric", double)
-    assert found["registered"] == [[gpu, RANK_BYTES, True] for gpu in (0, 1)]
-    assert found["atoms"] == 3 and found["arrived"]
-    kind, message, hint = found["two GPUs"]
-    assert kind == "ConfigError" and "GPUs 0, 1" in message and "--tp 1" in hint
-    assert found["unchanged"] and found["fds"] == 0
+    one, two = run("over_fabric", double)
+    # Whole granules, also of the last rank: that much the DMA-BUF has.
+    for found, gpus in ((one, [1]), (two, [0, 1])):
+        assert found["registered"] == 2 * [[[gpu, 8 << 20, True] for gpu in gpus]]
+        assert found["atoms"] == 3 * len(gpus) and found["arrived"]
+        assert found["unchanged"] and found["fds"] == 0
 
 
 @pytest.mark.skipif(_DRIVER.exists(), reason="there is a driver")
 def test_a_host_without_a_driver_is_told_so() -> None:
-    kind, message, hint = run("driverless", dict(os.environ))
+    kind, message, hint = run("processes driverless", dict(os.environ))
     assert kind == "ConfigError"
     assert message.startswith("cuInit cannot be called")
     assert "NVIDIA driver" in hint

@@ -27,7 +27,7 @@ if __name__ == "__main__":  # a child: the tests' own modules are found from the
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pdx.errors import FabricError
-from pdx.fabric import FabricEvent, FabricOptions, PageBatch, Provider, open_fabric
+from pdx.fabric import FabricEvent, FabricOptions, MemoryPart, PageBatch, Provider, open_fabric
 from tests.fabric.batches import dense
 
 __all__ = ["Child", "RemoteSide", "Side", "assert_serves", "join"]
@@ -52,6 +52,13 @@ class Side:
         self.fabric = open_fabric(provider=provider, bind_host=bind_host, options=options)
         self.region = self.fabric.register(self.memory.ctypes.data, num_bytes)
         self._seen: list[FabricEvent] = []
+
+    def register_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        """From here on links are of a region of these parts (offset, bytes) of the memory."""
+        address = self.memory.ctypes.data
+        self.region = self.fabric.register_parts(
+            [MemoryPart(address=address + start, num_bytes=length) for start, length in spans]
+        )
 
     def open_link(self, **arguments: Any) -> tuple[int, bytes]:
         link = self.fabric.open_link(self.region, **arguments)

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from pdx.fabric import FabricOptions
+from pdx.fabric import FabricOptions, MemoryPart
 from pdx.fabric.descriptor import decode
 from pdx.messenger.fabric_hub import FabricHub, MappedMemory
 
@@ -23,8 +23,7 @@ async def test_a_link_has_every_address_that_the_node_was_given(
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     eventfd = os.eventfd(0)
     mapped = MappedMemory(
-        kv_address=address,
-        kv_bytes=4096,
+        kv_parts=(MemoryPart(address=address, num_bytes=4096),),
         progress_addresses=(address + 4096,),
         progress_eventfds=(eventfd,),
     )

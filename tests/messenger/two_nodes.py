@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from pdx.errors import CapacityError, PeerError, RequestError
-from pdx.fabric import FabricOptions, Provider
+from pdx.fabric import FabricOptions, MemoryPart, Provider
 from pdx.fabric.simulated import Conditions, SimulatedFabric, SimulatedNetwork
 from pdx.kv.pages import Proof
 from pdx.messenger.actions import PrefillTimes
@@ -84,8 +84,7 @@ def hub(room: SimulatedNetwork, node: str) -> Iterator[FabricHub]:
         return SimulatedFabric(room, node, provider=provider, options=options)
 
     mapped = MappedMemory(
-        kv_address=room.memory.map(bytearray(size)),
-        kv_bytes=size,
+        kv_parts=(MemoryPart(address=room.memory.map(bytearray(size)), num_bytes=size),),
         progress_addresses=(room.memory.map(bytearray(8)),),
         progress_eventfds=(),
     )

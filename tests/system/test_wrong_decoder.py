@@ -12,7 +12,7 @@ import pytest
 
 from pdx.engine.peer import PeerConnector
 from pdx.errors import RequestError
-from pdx.fabric import FabricOptions
+from pdx.fabric import FabricOptions, MemoryPart
 from pdx.kv.pages import Proof
 from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.control import parse_address
@@ -78,8 +78,7 @@ async def test_a2_nonsense_is_refused_and_the_prefiller_goes_on(
     eventfd = os.eventfd(0)
     hub = FabricHub(
         MappedMemory(
-            kv_address=address,
-            kv_bytes=LAYERS * PAGES * PAGE_BYTES,
+            kv_parts=(MemoryPart(address=address, num_bytes=LAYERS * PAGES * PAGE_BYTES),),
             progress_addresses=(address + LAYERS * PAGES * PAGE_BYTES,),
             progress_eventfds=(eventfd,),
         ),

@@ -152,11 +152,14 @@ void pdx_fabric_close(pdx_fabric* fabric) { delete fabric; }
 
 int64_t pdx_fabric_fd(pdx_fabric* fabric) { return fabric->fabric.fd(); }
 
-int64_t pdx_fabric_register(pdx_fabric* fabric, void* address, uint64_t num_bytes, int32_t dmabuf_fd,
-                            uint64_t dmabuf_offset, int32_t cuda_device) {
+int64_t pdx_fabric_register(pdx_fabric* fabric, const pdx_fabric_part* parts, size_t num_parts) {
     return guarded([&] {
-        return fabric->fabric.register_region(
-            {static_cast<char*>(address), num_bytes, dmabuf_fd, dmabuf_offset, cuda_device});
+        std::vector<pdx::Memory> memory;
+        for (const pdx_fabric_part* part = parts; part < parts + num_parts; part++) {
+            memory.push_back({static_cast<char*>(part->address), part->num_bytes, part->dmabuf_fd, part->dmabuf_offset,
+                              part->cuda_device});
+        }
+        return fabric->fabric.register_region(std::move(memory));
     });
 }
 
@@ -172,15 +175,19 @@ int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_addr
     return done([&] {
         const auto own = fabric->fabric.link(link);
         *out = {};
-        out->region_bytes = own->region->memory.num_bytes;
         out->pid_namespace = pdx::pid_namespace();
         out->window = own->window;
         out->probe_tag = own->probe_tag;
         out->pid = getpid();
+        static_assert(PDX_FABRIC_MAX_PARTS == pdx::kMaxParts);
+        const std::vector<pdx::Memory>& parts = own->region->parts;
+        for (const pdx::Memory& part : parts) out->part_bytes[out->num_parts++] = part.num_bytes;
         for (const pdx::OwnEnd& from : own->own) {
             pdx_fabric_end& end = out->ends[out->num_ends++];
-            end.region_base = from.domain.remote_base(own->region->memory.address);
-            end.region_key = fi_mr_key(from.region_mr);
+            for (size_t i = 0; i < parts.size(); i++) {
+                end.part_bases[i] = from.domain.remote_base(parts[i].address);
+                end.part_keys[i] = fi_mr_key(from.part_mrs[i]);
+            }
             end.page_base = from.domain.remote_base(own->page.get());
             end.page_key = fi_mr_key(from.page_mr);
             end.name_len = static_cast<uint32_t>(from.name.size());
@@ -192,14 +199,13 @@ int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_addr
 int64_t pdx_fabric_connect(pdx_fabric* fabric, int64_t link, const pdx_fabric_address* peer) {
     return done([&] {
         pdx::PeerAddress address{};
-        address.region_bytes = peer->region_bytes;
+        address.part_bytes.assign(peer->part_bytes, peer->part_bytes + peer->num_parts);
         address.window = peer->window;
         address.probe_tag = peer->probe_tag;
         address.pid = peer->pid;
         for (const pdx_fabric_end* from = peer->ends; from < peer->ends + peer->num_ends; from++) {
             pdx::PeerEnd& end = address.ends.emplace_back();
-            end.region_base = from->region_base;
-            end.region_key = from->region_key;
+            for (size_t i = 0; i < peer->num_parts; i++) end.parts.push_back({from->part_bases[i], from->part_keys[i]});
             end.page_base = from->page_base;
             end.page_key = from->page_key;
             end.name.resize(sizeof from->name);  // zero terminated, whatever the peer sent

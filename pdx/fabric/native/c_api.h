@@ -9,8 +9,9 @@
 extern "C" {
 #endif
 
-#define PDX_FABRIC_ABI 4
+#define PDX_FABRIC_ABI 5
 #define PDX_FABRIC_MAX_DOMAINS 8
+#define PDX_FABRIC_MAX_PARTS 64
 
 typedef struct pdx_fabric pdx_fabric;
 
@@ -24,9 +25,17 @@ typedef struct {
     int64_t spin_ns, beat_interval_ns, beat_timeout_ns, connect_timeout_ns;
 } pdx_fabric_options;
 
+/* Device memory: its address, and the DMA-BUF that has it at this offset; host memory: dmabuf_fd is -1. */
+typedef struct {
+    void* address;
+    uint64_t num_bytes;
+    uint64_t dmabuf_offset;
+    int32_t dmabuf_fd, cuda_device;
+} pdx_fabric_part;
+
 /* One side of a link as the other needs it: what a descriptor carries. */
 typedef struct {
-    uint64_t region_base, region_key;
+    uint64_t part_bases[PDX_FABRIC_MAX_PARTS], part_keys[PDX_FABRIC_MAX_PARTS];
     uint64_t page_base, page_key;
     uint32_t name_len;
     uint32_t reserved;
@@ -34,11 +43,12 @@ typedef struct {
 } pdx_fabric_end; /* in one domain */
 
 typedef struct {
-    uint64_t region_bytes;
     uint64_t pid_namespace;
     uint32_t window, probe_tag;
     int32_t pid;
-    uint32_t num_ends;
+    uint32_t num_parts, num_ends;
+    uint32_t reserved;
+    uint64_t part_bytes[PDX_FABRIC_MAX_PARTS];
     pdx_fabric_end ends[PDX_FABRIC_MAX_DOMAINS];
 } pdx_fabric_address;
 
@@ -83,9 +93,7 @@ PDX_API int64_t pdx_fabric_open(const pdx_fabric_options* options, pdx_fabric** 
 PDX_API void pdx_fabric_close(pdx_fabric* fabric);
 PDX_API int64_t pdx_fabric_fd(pdx_fabric* fabric);
 
-/* Device memory: its address, and the DMA-BUF that has it at this offset; host memory: dmabuf_fd is -1. */
-PDX_API int64_t pdx_fabric_register(pdx_fabric* fabric, void* address, uint64_t num_bytes, int32_t dmabuf_fd,
-                                    uint64_t dmabuf_offset, int32_t cuda_device);
+PDX_API int64_t pdx_fabric_register(pdx_fabric* fabric, const pdx_fabric_part* parts, size_t num_parts);
 PDX_API int64_t pdx_fabric_unregister(pdx_fabric* fabric, int64_t region);
 PDX_API int64_t pdx_fabric_open_link(pdx_fabric* fabric, int64_t region, uint32_t window);
 PDX_API int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_address* out);

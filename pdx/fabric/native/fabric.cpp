@@ -13,20 +13,44 @@
 namespace pdx {
 namespace {
 
-// The end of the furthest atom, or the largest number if that does not fit 64 bits.
-uint64_t furthest(uint64_t offset, uint64_t layer_stride, uint32_t num_layers, uint64_t page_stride,
-                  const std::vector<uint32_t>& pages, uint64_t page_bytes) {
-    const uint32_t last = *std::max_element(pages.begin(), pages.end());
-    const auto end = static_cast<unsigned __int128>(offset) +
-                     static_cast<unsigned __int128>(layer_stride) * (num_layers - 1) +
-                     static_cast<unsigned __int128>(page_stride) * last + page_bytes;
-    return end > UINT64_MAX ? UINT64_MAX : static_cast<uint64_t>(end);
+using Wide = unsigned __int128;
+
+// Where a batch reads, or writes.
+struct Side {
+    const char* whose;
+    uint64_t& offset;
+    uint32_t& part;
+    const std::vector<uint32_t>& pages;
+    uint64_t page_stride, layer_stride;
+};
+
+std::string text(Wide offset) {
+    return offset > UINT64_MAX ? "beyond 2^64" : std::to_string(static_cast<uint64_t>(offset));
 }
 
-void check_end(uint64_t end, uint64_t num_bytes, const char* whose) {
-    if (end <= num_bytes) return;
-    throw Error(ERANGE, "the batch reaches byte " + std::to_string(end) + " of " + whose + " region of " +
-                            std::to_string(num_bytes) + " bytes");
+// Finds the part of the region that all of a batch lies in, and counts its offset from there.
+void place(const Side& side, uint32_t num_layers, uint64_t page_bytes, const std::vector<uint64_t>& part_bytes) {
+    const Wide last = *std::max_element(side.pages.begin(), side.pages.end());
+    const Wide end = side.offset + Wide{side.layer_stride} * (num_layers - 1) + side.page_stride * last + page_bytes;
+    if (part_bytes.size() == 1) {
+        if (end <= part_bytes[0]) return;
+        throw Error(ERANGE, "the batch reaches byte " + text(end) + " of " + side.whose + " region of " +
+                                std::to_string(part_bytes[0]) + " bytes");
+    }
+    const Wide first = side.offset + side.page_stride * Wide{*std::min_element(side.pages.begin(), side.pages.end())};
+    Wide start = 0;
+    for (uint32_t i = 0; i < part_bytes.size(); i++) {
+        if (first >= start && end <= start + part_bytes[i]) {
+            side.offset -= static_cast<uint64_t>(start);
+            side.part = i;
+            return;
+        }
+        start += part_bytes[i];
+    }
+    std::string ends;
+    for (Wide part_end = 0; const uint64_t num_bytes : part_bytes) ends.append(" ").append(text(part_end += num_bytes));
+    throw Error(ERANGE, "the batch, from byte " + text(first) + " to byte " + text(end) + " of " + side.whose +
+                            " region, does not lie in one of its parts, which end at bytes" + ends);
 }
 
 int open_pidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
@@ -39,7 +63,23 @@ Fabric::Fabric(const FabricOptions& options)
       worker_(domains_, ops_, slots_, events_, statistics_, options.worker),
       first_tag_(std::random_device{}()) {}
 
-RegionId Fabric::register_region(const Memory& memory) {
+RegionId Fabric::register_region(std::vector<Memory> parts) {
+    if (parts.empty() || parts.size() > kMaxParts) {
+        throw Error(EINVAL, "a region of " + std::to_string(parts.size()) + " parts: it may have 1 to " +
+                                std::to_string(kMaxParts));
+    }
+    std::vector<uint64_t> part_bytes;
+    for (const Memory& part : parts) {
+        check_memory(part);
+        part_bytes.push_back(part.num_bytes);
+    }
+    std::lock_guard lock(mutex_);
+    const RegionId id = next_id_++;
+    regions_[id] = std::make_shared<Region>(id, std::move(parts), std::move(part_bytes));
+    return id;
+}
+
+void Fabric::check_memory(const Memory& memory) const {
     if (!memory.address || !memory.num_bytes) throw Error(EINVAL, "a region needs an address and at least one byte");
     if (memory.num_bytes - 1 > UINTPTR_MAX - reinterpret_cast<uintptr_t>(memory.address)) {
         throw Error(EINVAL, "a region of " + std::to_string(memory.num_bytes) + " bytes reaches beyond the last address");
@@ -50,10 +90,6 @@ RegionId Fabric::register_region(const Memory& memory) {
     if (memory.on_device() && libfabric().version < kDmabufVersion) {
         throw Error(EOPNOTSUPP, "libfabric registers DMA-BUFs from 1.20 on, and " + libfabric().path + " is older");
     }
-    std::lock_guard lock(mutex_);
-    const RegionId id = next_id_++;
-    regions_[id] = std::make_shared<Region>(id, memory);
-    return id;
 }
 
 void Fabric::unregister_region(RegionId id) {
@@ -110,7 +146,7 @@ void Fabric::connect(LinkId id, PeerAddress peer) {
             domains_[lane.own].insert_peer(entry.link->own[lane.own].endpoint, peer.ends[lane.peer].name.data()));
     }
     entry.connected = true;
-    entry.peer_bytes = peer.region_bytes;
+    entry.peer_part_bytes = peer.part_bytes;
     worker_.submit({.kind = Command::Kind::kConnect, .link = id, .peer = std::move(peer)});
 }
 
@@ -153,12 +189,12 @@ void Fabric::add_batch(TransferId id, std::unique_ptr<Batch> batch) {
     const auto link = links_.find(transfer->second.link);
     if (link == links_.end()) return;  // fenced: the transfer's end is on its way
     if (batch->num_layers && !batch->src_pages.empty()) {
-        check_end(furthest(batch->src_offset, batch->src_layer_stride, batch->num_layers, batch->src_page_stride,
-                           batch->src_pages, batch->page_bytes),
-                  link->second.link->region->memory.num_bytes, "our");
-        check_end(furthest(batch->dst_offset, batch->dst_layer_stride, batch->num_layers, batch->dst_page_stride,
-                           batch->dst_pages, batch->page_bytes),
-                  link->second.peer_bytes, "the peer's");
+        const Side ours{"our", batch->src_offset, batch->src_part, batch->src_pages, batch->src_page_stride,
+                        batch->src_layer_stride};
+        const Side theirs{"the peer's", batch->dst_offset, batch->dst_part, batch->dst_pages, batch->dst_page_stride,
+                          batch->dst_layer_stride};
+        place(ours, batch->num_layers, batch->page_bytes, link->second.link->region->part_bytes);
+        place(theirs, batch->num_layers, batch->page_bytes, link->second.peer_part_bytes);
     }
     if (batch->page_bytes > domains_.max_write_bytes()) {
         throw Error(EMSGSIZE, "a page of " + std::to_string(batch->page_bytes) + " bytes is above the provider's " +

@@ -24,7 +24,7 @@ class Fabric {
   public:
     explicit Fabric(const FabricOptions& options);
 
-    RegionId register_region(const Memory& memory);
+    RegionId register_region(std::vector<Memory> parts);
     void unregister_region(RegionId id);
 
     std::shared_ptr<const Link> open_link(RegionId region, uint32_t window);
@@ -53,7 +53,7 @@ class Fabric {
     struct LinkEntry {
         std::shared_ptr<Link> link;
         bool connected = false;
-        uint64_t peer_bytes = 0;
+        std::vector<uint64_t> peer_part_bytes = {};
     };
     struct TransferEntry {
         LinkId link;
@@ -77,6 +77,7 @@ class Fabric {
     uint32_t first_tag_;
 
     LinkEntry& find_link(LinkId id);
+    void check_memory(const Memory& memory) const;
     static void check_slot(uint32_t slot, uint32_t generation);
 };
 

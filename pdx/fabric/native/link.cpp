@@ -32,7 +32,9 @@ Link::Link(LinkId link_id, const DomainGroup& domains, std::shared_ptr<Region> o
             domains[i].reserve_queue(queue_entries(domains[i]));
             OwnEnd& end = own.emplace_back(OwnEnd{.domain = domains[i]});
             end.endpoint = domains[i].open_endpoint();
-            end.region_mr = domains[i].register_memory(region->memory, random_key());
+            for (const Memory& part : region->parts) {
+                end.part_mrs.push_back(domains[i].register_memory(part, random_key()));
+            }
             end.page_mr = domains[i].register_memory({reinterpret_cast<char*>(page.get()), sizeof(LinkPage)}, random_key());
             end.name = domains[i].endpoint_name(end.endpoint);
         }
@@ -71,10 +73,11 @@ void Link::close() {
     closed = true;
     for (OwnEnd& end : own) end.domain.close_endpoint(end.endpoint);
     for (OwnEnd& end : own) {
-        if (end.region_mr) fi_close(&end.region_mr->fid);
+        for (fid_mr* mr : end.part_mrs) fi_close(&mr->fid);
         if (end.page_mr) fi_close(&end.page_mr->fid);
         end.domain.close_addresses(end.endpoint);
-        end.region_mr = end.page_mr = nullptr;
+        end.part_mrs.clear();
+        end.page_mr = nullptr;
         end.domain.release_queue(queue_entries(end.domain));
     }
 }

@@ -19,9 +19,14 @@ namespace pdx {
 // Room for beats and probes: in an endpoint's transmit queue, and again in the peer's completion queue.
 constexpr uint32_t kReservedTxEntries = 16;
 
+// Of one region.
+constexpr size_t kMaxParts = 64;
+
+// Offsets count from the start of the first part through all of them.
 struct Region {
     RegionId id;
-    Memory memory;
+    std::vector<Memory> parts;
+    std::vector<uint64_t> part_bytes;
     std::atomic<uint32_t> num_links{0};
 };
 
@@ -48,7 +53,7 @@ struct alignas(4096) LinkPage {
 struct OwnEnd {
     Domain& domain;
     Endpoint endpoint = {};
-    fid_mr* region_mr = nullptr;
+    std::vector<fid_mr*> part_mrs = {};
     fid_mr* page_mr = nullptr;
     std::vector<char> name = {};  // the endpoint's address
     uint32_t writes_in_flight = 0, small_in_flight = 0;
@@ -57,9 +62,13 @@ struct OwnEnd {
     uint32_t num_lanes = 0;
 };
 
+struct RemotePart {
+    uint64_t base, key;
+};
+
 // The peer's end in one of its domains, from its descriptor.
 struct PeerEnd {
-    uint64_t region_base = 0, region_key = 0;
+    std::vector<RemotePart> parts = {};
     uint64_t page_base = 0, page_key = 0;
     std::vector<char> name = {};
     // Our credit for that domain's queue: immediates that we posted minus those that it says it read.
@@ -68,7 +77,7 @@ struct PeerEnd {
 
 // A peer, from its descriptor.
 struct PeerAddress {
-    uint64_t region_bytes = 0;
+    std::vector<uint64_t> part_bytes = {};
     uint32_t window = 0;     // immediates that it lets us have unread in each of its domains
     uint32_t probe_tag = 0;  // what its probe immediate must carry
     int pid = 0;             // its process (shm)

@@ -115,6 +115,9 @@ Lane* Worker::next_lane(Link& link, uint32_t refused) {
 ssize_t Worker::post_write(Link& link, Lane& lane, Transfer& transfer, Batch& batch) {
     OwnEnd& end = link.own[lane.own];
     PeerEnd& peer = link.end_of(lane);
+    char* const source = link.region->parts[batch.src_part].address;
+    void* const descriptor = fi_mr_desc(end.part_mrs[batch.src_part]);
+    const RemotePart target = peer.parts[batch.dst_part];
     Batch::Cursor next = batch.cursor;
     batch.next_write(shape_, next, pieces_);
     iovec local[kIovCapacity];
@@ -124,9 +127,9 @@ ssize_t Worker::post_write(Link& link, Lane& lane, Transfer& transfer, Batch& ba
     uint64_t num_bytes = 0;
     for (size_t i = 0; i < pieces_.size(); i++) {
         const Piece& piece = pieces_[i];
-        local[i] = {link.region->memory.address + piece.src_offset, piece.num_bytes};
-        remote[i] = {peer.region_base + piece.dst_offset, piece.num_bytes, peer.region_key};
-        descriptors[i] = fi_mr_desc(end.region_mr);
+        local[i] = {source + piece.src_offset, piece.num_bytes};
+        remote[i] = {target.base + piece.dst_offset, piece.num_bytes, target.key};
+        descriptors[i] = descriptor;
         imm.atoms += piece.atoms;
         num_bytes += piece.num_bytes;
     }

@@ -13,7 +13,7 @@ namespace pdx {
 
 struct Link;
 
-// One contiguous piece of a write. Offsets are from the starts of the two regions.
+// One contiguous piece of a write. Offsets are from the starts of the batch's two parts.
 struct Piece {
     uint64_t src_offset, dst_offset, num_bytes;
     uint32_t atoms;
@@ -36,11 +36,13 @@ struct WriteShape {
     }
 };
 
-// n pages x num_layers atoms. Layer l's atoms are n runs of page_bytes.
+// n pages x num_layers atoms. Layer l's atoms are n runs of page_bytes. All of them lie in one part of each region.
 struct Batch {
     std::vector<uint32_t> src_pages, dst_pages;
+    uint32_t src_part = 0, dst_part = 0;
     uint64_t page_bytes = 0;
     uint32_t num_layers = 0;
+    // From the part's start. Its pages may be counted from elsewhere: then this is below 0, modulo 2^64.
     uint64_t src_offset = 0, dst_offset = 0;
     uint64_t src_layer_stride = 0, dst_layer_stride = 0, src_page_stride = 0, dst_page_stride = 0;
     // Null: all layers may go. Else layer l may go once *word >= first_value + l.

@@ -6,28 +6,30 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 
 from pdx.errors import FabricError
 from pdx.fabric import descriptor as descriptors
 from pdx.fabric.checks import check_batch, check_unsigned, check_word_address
-from pdx.fabric.descriptor import LinkAddress, LinkEnd
+from pdx.fabric.descriptor import KeyedPart, LinkAddress, LinkEnd
 from pdx.fabric.interface import (
     MAX_DOMAINS,
-    DeviceMemory,
+    MAX_PARTS,
     DomainStatistics,
     FabricEvent,
     FabricOptions,
     FabricStatistics,
+    MemoryPart,
     PageBatch,
     Provider,
     TransferDone,
 )
-from pdx.fabric.simulated.link import Link, OwnEnd, Region
+from pdx.fabric.simulated.link import Link, OwnEnd
 from pdx.fabric.simulated.network import SimulatedNetwork
 from pdx.fabric.simulated.nodes import Endpoint
+from pdx.fabric.simulated.region import Region, check_place
 from pdx.fabric.simulated.transfer import Batch, Transfer
 from pdx.fabric.simulated.worker import Worker
 
@@ -41,7 +43,7 @@ _ENTRIES_PER_LINK = 288
 class _OpenLink:
     link: Link
     endpoints: list[Endpoint]
-    key: int
+    parts: tuple[KeyedPart, ...]
     peer: LinkAddress | None = None
 
 
@@ -111,17 +113,20 @@ class SimulatedFabric:
             self._fd = os.eventfd(int(bool(self._events)), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return self._fd
 
-    def register(self, address: int, num_bytes: int, *, device: DeviceMemory | None = None) -> int:
-        """See :meth:`Fabric.register`. There is no device memory here."""
+    def register(self, address: int, num_bytes: int) -> int:
+        """See :meth:`Fabric.register`."""
+        return self.register_parts([MemoryPart(address=address, num_bytes=num_bytes)])
+
+    def register_parts(self, parts: Sequence[MemoryPart]) -> int:
+        """See :meth:`Fabric.register_parts`. There is no device memory here."""
         self._check_open()
-        if device is not None:
-            raise FabricError("a simulated fabric has host memory only", code=errno.EOPNOTSUPP)
-        check_unsigned("address", address)
-        check_unsigned("num_bytes", num_bytes)
-        if not address or not num_bytes:
-            raise FabricError("a region needs an address and at least one byte", code=errno.EINVAL)
-        self._network.memory.view(address, num_bytes)
-        region = Region(self._take_id(), address, num_bytes)
+        if not 0 < len(parts) <= MAX_PARTS:
+            raise FabricError(
+                f"a region of {len(parts)} parts: it may have 1 to {MAX_PARTS}", code=errno.EINVAL
+            )
+        for part in parts:
+            self._check_part(part)
+        region = Region(self._take_id(), tuple(parts))
         self._regions[region.id] = region
         return region.id
 
@@ -155,7 +160,8 @@ class SimulatedFabric:
             self._network.add_endpoint(self._node, self._provider, self._worker, link, domain)
             for domain in range(self._num_domains)
         ]
-        self._links[link.id] = _OpenLink(link, endpoints, self._network.take_key())
+        parts = tuple(KeyedPart(p.address, self._network.take_key()) for p in of_region.parts)
+        self._links[link.id] = _OpenLink(link, endpoints, parts)
         self._last_link = link.id
         self._worker.submit(partial(self._worker.add_link, link, endpoints))
         return link.id
@@ -163,11 +169,9 @@ class SimulatedFabric:
     def descriptor(self, link: int) -> bytes:
         """See :meth:`Fabric.descriptor`."""
         opened = self._link(link)
-        region = opened.link.region
         ends = (
             LinkEnd(
-                region_base=region.address,
-                region_key=opened.key,
+                parts=opened.parts,
                 page_base=0,
                 page_key=0,
                 name=endpoint.name,
@@ -177,7 +181,7 @@ class SimulatedFabric:
         return descriptors.encode(
             LinkAddress(
                 provider=self._provider,
-                region_bytes=region.num_bytes,
+                part_bytes=opened.link.region.part_bytes,
                 pid_namespace=0,
                 window=opened.link.window,
                 probe_tag=opened.link.probe_tag,
@@ -327,8 +331,7 @@ class SimulatedFabric:
             return  # fenced: the transfer's end is on its way
         assert link.peer is not None
         if batch.num_atoms:
-            _check_end(_ends(batch)[0], link.link.region.num_bytes, "our")
-            _check_end(_ends(batch)[1], link.peer.region_bytes, "the peer's")
+            check_place(batch, link.link.region.part_bytes, link.peer.part_bytes)
         added = Batch(batch, word=word, first_value=first_value)
         self._worker.submit(partial(self._worker.add_batch, transfer, added))
 
@@ -373,6 +376,15 @@ class SimulatedFabric:
             raise FabricError(f"link {link} is not open", code=errno.ENOENT)
         return self._links[link]
 
+    def _check_part(self, part: MemoryPart) -> None:
+        if part.device is not None:
+            raise FabricError("a simulated fabric has host memory only", code=errno.EOPNOTSUPP)
+        check_unsigned("address", part.address)
+        check_unsigned("num_bytes", part.num_bytes)
+        if not part.address or not part.num_bytes:
+            raise FabricError("a region needs an address and at least one byte", code=errno.EINVAL)
+        self._network.memory.view(part.address, part.num_bytes)
+
     def _check_pair(self, slot: int, generation: int) -> None:
         self._check_open()
         self._worker.slots.check(slot, generation)
@@ -380,23 +392,3 @@ class SimulatedFabric:
     def _check_open(self) -> None:
         if self._closed:
             raise FabricError("the fabric is closed")
-
-
-def _ends(batch: PageBatch) -> tuple[int, int]:
-    """The ends of the furthest atom on the two sides."""
-    src = batch.page_bytes if batch.src_page_stride is None else batch.src_page_stride
-    dst = batch.page_bytes if batch.dst_page_stride is None else batch.dst_page_stride
-    layers = batch.num_layers - 1
-    src_page, dst_page = int(batch.src_pages.max()), int(batch.dst_pages.max())
-    return (
-        batch.src_offset + layers * batch.src_layer_stride + src_page * src + batch.page_bytes,
-        batch.dst_offset + layers * batch.dst_layer_stride + dst_page * dst + batch.page_bytes,
-    )
-
-
-def _check_end(end: int, num_bytes: int, whose: str) -> None:
-    if end > num_bytes:
-        raise FabricError(
-            f"the batch reaches byte {end} of {whose} region of {num_bytes} bytes",
-            code=errno.ERANGE,
-        )

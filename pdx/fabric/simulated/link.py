@@ -18,9 +18,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pdx.fabric.descriptor import LinkAddress
+from pdx.fabric.simulated.region import Region
 from pdx.fabric.simulated.transfer import Transfer, Write
 
-__all__ = ["Lane", "Link", "LinkState", "OpKind", "Operation", "OwnEnd", "PeerEnd", "Region"]
+__all__ = ["Lane", "Link", "LinkState", "OpKind", "Operation", "OwnEnd", "PeerEnd"]
 
 _MAX_WRITES_IN_FLIGHT = 240
 _MAX_BYTES_IN_FLIGHT = 32 << 20
@@ -57,16 +58,6 @@ class Operation:
     #: A beat's content.
     tick: int = 0
     reaped: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Region:
-    """Registered memory."""
-
-    id: int
-    address: int
-    num_bytes: int
-    num_links: int = 0
 
 
 @dataclass(slots=True, eq=False)

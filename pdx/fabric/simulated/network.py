@@ -329,8 +329,7 @@ class SimulatedNetwork:
         self._read(flight)
         assert flight.data is not None
         for piece, data in zip(write.pieces, flight.data, strict=True):
-            assert piece.dst_offset + piece.num_bytes <= target.link.region.num_bytes
-            address = target.link.region.address + piece.dst_offset
+            address = target.link.region.address(piece.dst_offset, piece.num_bytes)
             self.memory.view(address, piece.num_bytes)[:] = data
         if self.on_landing is not None:
             self.on_landing(
@@ -347,10 +346,10 @@ class SimulatedNetwork:
         """Take the source's bytes, as late as the provider may."""
         write = flight.operation.write
         if flight.data is None and write is not None:
-            base = flight.source.link.region.address
+            region = flight.source.link.region
             flight.data = [
-                bytes(self.memory.view(base + piece.src_offset, piece.num_bytes))
-                for piece in write.pieces
+                bytes(self.memory.view(region.address(p.src_offset, p.num_bytes), p.num_bytes))
+                for p in write.pieces
             ]
 
     def _deliver(self, flight: Flight) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from pdx.fabric import FabricEvent, FabricOptions, PageBatch, Provider
+from pdx.fabric import FabricEvent, FabricOptions, MemoryPart, PageBatch, Provider
 from pdx.fabric.simulated import Conditions, SimulatedFabric, SimulatedNetwork
 from tests.fabric.conformance.virtual_clock import VirtualClock
 
@@ -42,6 +42,11 @@ class SimulatedSide:
         self._network = network
         self._clock = clock
         self._seen: list[FabricEvent] = []
+
+    def register_spans(self, spans: Sequence[tuple[int, int]]) -> None:
+        self.region = self.fabric.register_parts(
+            [MemoryPart(address=self.address + start, num_bytes=length) for start, length in spans]
+        )
 
     def open_link(self, **arguments: Any) -> tuple[int, bytes]:
         link = self.fabric.open_link(self.region, **arguments)

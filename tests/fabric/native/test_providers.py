@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdx.errors import FabricError
-from pdx.fabric import DeviceMemory, FabricOptions, Provider, library_info, open_fabric
+from pdx.fabric import DeviceMemory, FabricOptions, MemoryPart, Provider, library_info, open_fabric
 from tests.fabric.sides import Side
 
 _CORE = Path(__file__).resolve().parents[3] / "pdx" / "fabric" / "native"
@@ -36,10 +36,14 @@ def test_device_memory_is_refused_where_only_host_memory_moves(provider: Provide
 def test_a_dmabuf_is_refused_by_a_fabric_for_host_memory(provider: Provider) -> None:
     side = Side(provider, 4096)
     try:
+        half, memory = 2048, side.memory.ctypes.data
+        device = DeviceMemory(dmabuf_fd=0, cuda_device=0)
+        parts = [
+            MemoryPart(address=memory, num_bytes=half),
+            MemoryPart(address=memory + half, num_bytes=half, device=device),
+        ]
         with pytest.raises(FabricError, match="device_memory"):
-            side.fabric.register(
-                side.memory.ctypes.data, 4096, device=DeviceMemory(dmabuf_fd=0, cuda_device=0)
-            )
+            side.fabric.register_parts(parts)
     finally:
         side.close()
 

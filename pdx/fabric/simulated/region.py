@@ -1,0 +1,69 @@
+"""Registered memory: parts anywhere, one row of offsets through all of them. Pure."""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pdx.errors import FabricError
+from pdx.fabric.interface import MemoryPart, PageBatch
+
+__all__ = ["Region", "check_place"]
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """See the module."""
+
+    id: int
+    parts: tuple[MemoryPart, ...]
+    num_links: int = 0
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        """How long each part is."""
+        return tuple(part.num_bytes for part in self.parts)
+
+    def address(self, offset: int, num_bytes: int) -> int:
+        """Where bytes that lie in one part are mapped."""
+        starts = [0, *accumulate(self.part_bytes)]
+        index = bisect_right(starts, offset) - 1
+        assert offset + num_bytes <= starts[index + 1]
+        return self.parts[index].address + offset - starts[index]
+
+
+def check_place(
+    batch: PageBatch, our_part_bytes: Sequence[int], peer_part_bytes: Sequence[int]
+) -> None:
+    """Refuse a batch that does not lie in one part on each side.
+
+    Raises:
+        FabricError: with where it lies.
+    """
+    src_stride = batch.page_bytes if batch.src_page_stride is None else batch.src_page_stride
+    dst_stride = batch.page_bytes if batch.dst_page_stride is None else batch.dst_page_stride
+    layers = batch.num_layers - 1
+    first = batch.src_offset + src_stride * int(batch.src_pages.min())
+    last = batch.src_offset + src_stride * int(batch.src_pages.max())
+    end = last + batch.src_layer_stride * layers + batch.page_bytes
+    _check_range(first, end, our_part_bytes, "our")
+    first = batch.dst_offset + dst_stride * int(batch.dst_pages.min())
+    last = batch.dst_offset + dst_stride * int(batch.dst_pages.max())
+    end = last + batch.dst_layer_stride * layers + batch.page_bytes
+    _check_range(first, end, peer_part_bytes, "the peer's")
+
+
+def _check_range(first: int, end: int, lengths: Sequence[int], whose: str) -> None:
+    ends = list(accumulate(lengths))
+    if any(first >= stop - n and end <= stop for n, stop in zip(lengths, ends, strict=True)):
+        return
+    where = f"the batch reaches byte {end} of {whose} region of {ends[-1]} bytes"
+    if len(ends) > 1:
+        where = (
+            f"the batch, from byte {first} to byte {end} of {whose} region, does not lie in one of "
+            f"its parts, which end at bytes {' '.join(map(str, ends))}"
+        )
+    raise FabricError(where, code=errno.ERANGE)
