@@ -11,7 +11,7 @@ from pdx.engine.loading import LoadedModel
 from pdx.engine.step_loop import StepLoop
 from pdx.errors import InvalidRequest, PdxError
 from pdx.request.request import SamplingParams
-from pdx.scheduler.scheduler import ScheduledPass
+from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
 __all__ = ["ColocatedEngine"]

@@ -16,7 +16,7 @@ from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
-from pdx.scheduler.scheduler import ScheduledPass
+from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
 __all__ = ["ColocatedNode"]

@@ -38,7 +38,7 @@ from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
-from pdx.scheduler.scheduler import ScheduledPass
+from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceUpdate
 
 __all__ = ["DecodeNode"]

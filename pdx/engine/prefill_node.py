@@ -33,7 +33,7 @@ from pdx.messenger.listener import ControlListener
 from pdx.messenger.messages import Description, Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.metrics.transfers import RankProgress, Sends
-from pdx.scheduler.scheduler import ScheduledPass
+from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
 __all__ = ["PrefillNode"]

@@ -15,7 +15,8 @@ from pdx.errors import WorkerError
 from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.request.batch import Batch, StepOutput
-from pdx.scheduler.scheduler import ScheduledPass, Scheduler
+from pdx.scheduler.passes import ScheduledPass
+from pdx.scheduler.scheduler import Scheduler
 from pdx.scheduler.sequence import SequenceUpdate
 
 __all__ = ["Ranks", "Role", "StepLoop"]

@@ -27,19 +27,25 @@ from pdx.kv.pages import PagePool, Use
 from pdx.request.batch import (
     Batch,
     PromptScores,
-    RequestStart,
     RequestStep,
     SampledToken,
-    ScoredToken,
     StepOutput,
 )
 from pdx.request.ids import IdArray
-from pdx.request.request import FinishReason, SamplingParams
+from pdx.request.request import SamplingParams
 from pdx.scheduler.order import admission_order, fill_chunk
+from pdx.scheduler.passes import (
+    ScheduledPass,
+    chunk_of,
+    finish_reason,
+    logprobs_of,
+    start_message,
+    step_of,
+)
 from pdx.scheduler.prefixes import PrefixSharing
 from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceState, SequenceUpdate
 
-__all__ = ["PrefillChunk", "ScheduledPass", "Scheduler", "SchedulerLimits"]
+__all__ = ["Scheduler", "SchedulerLimits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +59,6 @@ class SchedulerLimits:
     max_num_seqs: int
     #: Output tokens for which pages are leased at admission; growth past it may preempt.
     reserve_output_len: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillChunk:
-    """Positions ``start <= i < end`` that a pass computes; ``last`` ends the prefill."""
-
-    request_id: int
-    start: int
-    end: int
-    last: bool
-    page_indices: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledPass:
-    """A batch for the ranks, and what the messenger needs to know of it."""
-
-    batch: Batch
-    chunks: list[PrefillChunk]
 
 
 class Scheduler:
@@ -246,11 +233,13 @@ class Scheduler:
             return None
         self._last_pass_idx += 1
         self._in_pass = [*decodes, *(sequence for sequence, _ in prefills)]
-        starts = [self._start_message(s) for s in self._in_pass if not s.on_rank]
+        starts = [start_message(s) for s in self._in_pass if not s.on_rank]
         steps = [self._step(s, 1) for s in decodes] + [self._step(s, n) for s, n in prefills]
         removes, self._removes = self._removes, []
         batch = Batch(pass_idx=self._last_pass_idx, starts=starts, steps=steps, removes=removes)
-        return ScheduledPass(batch=batch, chunks=[self._chunk(s) for s, _ in prefills])
+        return ScheduledPass(
+            batch=batch, chunks=[chunk_of(s, self._pages_of(s)) for s, _ in prefills]
+        )
 
     def postprocess(self, output: StepOutput) -> list[SequenceUpdate]:
         """Take in a pass's result; returns what changed, in the batch's order, without ended
@@ -291,13 +280,13 @@ class Scheduler:
             return SequenceUpdate(request_id=request_id, prefilled=prefilled, prompt_scores=scores)
         assert sequence.sampling is not None
         sequence.token_ids.append(sampled.token_id)
-        reason = _finish_reason(sequence, sampled.token_id, sequence.sampling)
+        reason = finish_reason(sequence, sampled.token_id, sequence.sampling)
         if reason is not None:
             self._end(sequence)
         return SequenceUpdate(
             request_id=request_id,
             token_ids=[sampled.token_id],
-            logprobs=_logprobs(sampled, sequence.sampling),
+            logprobs=logprobs_of(sampled, sequence.sampling),
             prompt_scores=scores,
             finish_reason=reason,
         )
@@ -325,7 +314,7 @@ class Scheduler:
         """
         assert sequence.lease_id is not None
         while True:
-            have = len(self.pool.page_indices(sequence.lease_id))
+            have = len(self._pages_of(sequence))
             missing = self._num_pages_for(len(sequence.token_ids)) - have
             if missing <= 0 or self.pool.extend(sequence.lease_id, missing) is not None:
                 return True
@@ -363,44 +352,14 @@ class Scheduler:
         if sequence.on_rank:
             self._removes.append(sequence.request_id)
 
-    def _start_message(self, sequence: Sequence) -> RequestStart:
-        sequence.on_rank = True
-        return RequestStart(
-            request_id=sequence.request_id,
-            token_ids=sequence.token_ids,
-            num_computed=sequence.num_computed,
-            first_output_idx=sequence.output_len,
-            sampling=sequence.sampling,
-            prompt_logprobs=sequence.scoring.num_top if sequence.scoring else None,
-            next_token_id=sequence.scoring.next_token_id if sequence.scoring else None,
-        )
-
     def _step(self, sequence: Sequence, num_tokens: int) -> RequestStep:
         assert sequence.lease_id is not None
-        sequence.num_in_pass = num_tokens
         self.pool.hold(sequence.lease_id, Use.PASS)
-        page_indices = self.pool.page_indices(sequence.lease_id)
-        new = page_indices[sequence.num_pages_sent :]
-        sequence.num_pages_sent = len(page_indices)
-        ends_prefill = sequence.num_computed + num_tokens >= sequence.prefill_len
-        return RequestStep(
-            request_id=sequence.request_id,
-            num_tokens=num_tokens,
-            new_page_indices=list(new),
-            sample=sequence.sampling is not None and sequence.prefill_done,
-            zero_last_page=sequence.sampling is None and ends_prefill,
-        )
+        return step_of(sequence, num_tokens, self._pages_of(sequence))
 
-    def _chunk(self, sequence: Sequence) -> PrefillChunk:
+    def _pages_of(self, sequence: Sequence) -> tuple[int, ...]:
         assert sequence.lease_id is not None
-        end = sequence.num_computed + sequence.num_in_pass
-        return PrefillChunk(
-            request_id=sequence.request_id,
-            start=sequence.num_computed,
-            end=end,
-            last=end >= sequence.prefill_len,
-            page_indices=self.pool.page_indices(sequence.lease_id),
-        )
+        return self.pool.page_indices(sequence.lease_id)
 
     def _num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.limits.page_size)
@@ -411,17 +370,3 @@ class Scheduler:
             left = sequence.sampling.max_tokens - sequence.output_len
             reserve = min(left, self.limits.reserve_output_len)
         return self._num_pages_for(len(sequence.token_ids) + reserve)
-
-
-def _finish_reason(
-    sequence: Sequence, token_id: int, sampling: SamplingParams
-) -> FinishReason | None:
-    if token_id in sampling.stop_token_ids:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if sequence.output_len >= sampling.max_tokens else None
-
-
-def _logprobs(sampled: SampledToken, sampling: SamplingParams) -> list[ScoredToken]:
-    if sampling.logprobs is None:
-        return []
-    return [ScoredToken(token_id=sampled.token_id, logprob=sampled.logprob, top=sampled.top)]

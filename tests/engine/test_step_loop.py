@@ -14,7 +14,8 @@ from pdx.engine.step_loop import StepLoop
 from pdx.errors import WorkerError
 from pdx.kv.pages import PagePool
 from pdx.request.batch import Batch, StepOutput
-from pdx.scheduler.scheduler import ScheduledPass, Scheduler, SchedulerLimits
+from pdx.scheduler.passes import ScheduledPass
+from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 from pdx.scheduler.sequence import SequenceUpdate
 
 PAGE = 4

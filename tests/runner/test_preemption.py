@@ -11,7 +11,7 @@ from pdx.engine.colocated import ColocatedEngine
 from pdx.engine.loading import load_model
 from pdx.request.batch import ScoredToken
 from pdx.request.request import SamplingParams
-from pdx.scheduler.scheduler import ScheduledPass
+from pdx.scheduler.passes import ScheduledPass
 
 NUM_PAGES, PAGE_SIZE, CHUNK = 10, 16, 32
 PARAMS = [

@@ -6,7 +6,8 @@ import pytest
 
 from pdx.kv.pages import PagePool
 from pdx.request.batch import StepOutput
-from pdx.scheduler.scheduler import PrefillChunk, Scheduler, SchedulerLimits
+from pdx.scheduler.passes import PrefillChunk
+from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 
 PAGE, CHUNK = 4, 8
 

@@ -16,7 +16,8 @@ from pdx.kv.pages import PagePool, Use
 from pdx.kv.prefix import next_key, root_key
 from pdx.request.batch import SampledToken, StepOutput
 from pdx.request.request import SamplingParams
-from pdx.scheduler.scheduler import ScheduledPass, Scheduler, SchedulerLimits
+from pdx.scheduler.passes import ScheduledPass
+from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 from tests.scheduler.test_scheduler import DictRank
 

@@ -12,7 +12,8 @@ from pdx.errors import InvalidRequest
 from pdx.kv.pages import PagePool, Proof, Use
 from pdx.request.batch import Batch, SampledToken, StepOutput
 from pdx.request.request import FinishReason, SamplingParams
-from pdx.scheduler.scheduler import ScheduledPass, Scheduler, SchedulerLimits
+from pdx.scheduler.passes import ScheduledPass
+from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
 EOS = 99

@@ -1,0 +1,95 @@
+"""What a pass says of a sequence: to the ranks, to the messenger, and to whoever asked for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdx.request.batch import Batch, RequestStart, RequestStep, SampledToken, ScoredToken
+from pdx.request.request import FinishReason, SamplingParams
+from pdx.scheduler.sequence import Sequence
+
+__all__ = [
+    "PrefillChunk",
+    "ScheduledPass",
+    "chunk_of",
+    "finish_reason",
+    "logprobs_of",
+    "start_message",
+    "step_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChunk:
+    """Positions ``start <= i < end`` that a pass computes; ``last`` ends the prefill."""
+
+    request_id: int
+    start: int
+    end: int
+    last: bool
+    page_indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledPass:
+    """A batch for the ranks, and what the messenger needs to know of it."""
+
+    batch: Batch
+    chunks: list[PrefillChunk]
+
+
+def start_message(sequence: Sequence) -> RequestStart:
+    """What a rank is told of a sequence before its first pass."""
+    sequence.on_rank = True
+    return RequestStart(
+        request_id=sequence.request_id,
+        token_ids=sequence.token_ids,
+        num_computed=sequence.num_computed,
+        first_output_idx=sequence.output_len,
+        sampling=sequence.sampling,
+        prompt_logprobs=sequence.scoring.num_top if sequence.scoring else None,
+        next_token_id=sequence.scoring.next_token_id if sequence.scoring else None,
+    )
+
+
+def step_of(sequence: Sequence, num_tokens: int, page_indices: tuple[int, ...]) -> RequestStep:
+    """So many tokens of a sequence in the next pass; ``page_indices`` are all of its pages."""
+    sequence.num_in_pass = num_tokens
+    new = page_indices[sequence.num_pages_sent :]
+    sequence.num_pages_sent = len(page_indices)
+    ends_prefill = sequence.num_computed + num_tokens >= sequence.prefill_len
+    return RequestStep(
+        request_id=sequence.request_id,
+        num_tokens=num_tokens,
+        new_page_indices=list(new),
+        sample=sequence.sampling is not None and sequence.prefill_done,
+        zero_last_page=sequence.sampling is None and ends_prefill,
+    )
+
+
+def chunk_of(sequence: Sequence, page_indices: tuple[int, ...]) -> PrefillChunk:
+    """What the pass that a sequence is in prefills of it."""
+    end = sequence.num_computed + sequence.num_in_pass
+    return PrefillChunk(
+        request_id=sequence.request_id,
+        start=sequence.num_computed,
+        end=end,
+        last=end >= sequence.prefill_len,
+        page_indices=page_indices,
+    )
+
+
+def finish_reason(
+    sequence: Sequence, token_id: int, sampling: SamplingParams
+) -> FinishReason | None:
+    """Why this token is the sequence's last; None: it is not."""
+    if token_id in sampling.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if sequence.output_len >= sampling.max_tokens else None
+
+
+def logprobs_of(sampled: SampledToken, sampling: SamplingParams) -> list[ScoredToken]:
+    """Of a token, where they are wanted."""
+    if sampling.logprobs is None:
+        return []
+    return [ScoredToken(token_id=sampled.token_id, logprob=sampled.logprob, top=sampled.top)]
