@@ -67,8 +67,8 @@ class TransferTimeouts:
 
     #: Without a new imm after the peer said how much it posted.
     lost_writes_s: float = 1.0
-    #: Without a new imm, of this or an earlier transfer, after the peer has computed the prompt.
-    #: Longer than the above: earlier transfers' writes may be in the way of its own.
+    #: Without a new imm after the peer has computed the prompt. Imms of transfers that were asked
+    #: for before that count, for either clock: their writes may be in the way of its own.
     stalled_writes_s: float = 10.0
     #: Between Cancel and Drained.
     drain_s: float = 10.0
@@ -98,11 +98,15 @@ class _Transfer:
     slot: int
     generation: int
     atoms: int
+    #: Its place in the order in which transfers were asked for.
+    place: int
     state: _State = _State.COUNTING
     #: When to give up on the link; None: no clock runs.
     deadline: float | None = None
-    #: Count at the time the deadline was set.
-    seen: int = 0
+    #: Seconds without a new imm, where the clock is for those; None: it is for something else.
+    patience_s: float | None = None
+    #: Transfers before this place may be in the way of its writes.
+    behind: int = 0
     awaits_scores: bool = False
     posted: bool = False
     #: Count at the last tick that was told of it.
@@ -111,11 +115,6 @@ class _Transfer:
     @property
     def pair(self) -> tuple[int, int]:
         return self.slot, self.generation
-
-    @property
-    def awaits_atoms(self) -> bool:
-        """The clock for stalled writes runs: the prompt has been computed, not all has come."""
-        return self.state is _State.COUNTING and self.deadline is not None and not self.posted
 
 
 class DecodeSide:
@@ -127,6 +126,9 @@ class DecodeSide:
         self._transfers: dict[int, _Transfer] = {}
         self._by_slot: dict[tuple[int, int], _Transfer] = {}
         self._ended = False
+        self._num_started = 0
+        #: Places of transfers that came, whole or in part, since the last tick.
+        self._came: set[int] = set()
 
     @property
     def num_open(self) -> int:
@@ -141,11 +143,15 @@ class DecodeSide:
     def start(self, prefill: Prefill) -> list[DecodeAction]:
         """Begin a transfer in the slot that the message names; the caller took it."""
         assert not self._ended and prefill.transfer_id not in self._transfers
-        transfer = _Transfer(prefill.transfer_id, prefill.slot, prefill.generation, prefill.atoms)
+        slot, generation = prefill.slot, prefill.generation
+        transfer = _Transfer(
+            prefill.transfer_id, slot, generation, prefill.atoms, self._num_started
+        )
+        self._num_started += 1
         transfer.awaits_scores = prefill.prompt_logprobs is not None
         self._transfers[prefill.transfer_id] = transfer
-        self._by_slot[prefill.slot, prefill.generation] = transfer
-        return [Expect(prefill.slot, prefill.generation, prefill.atoms), Send(prefill)]
+        self._by_slot[slot, generation] = transfer
+        return [Expect(slot, generation, prefill.atoms), Send(prefill)]
 
     def cancel(self, transfer_id: int, now: float) -> list[DecodeAction]:
         """The engine does not want the result any more. Unknown and finished transfers are fine."""
@@ -155,7 +161,7 @@ class DecodeSide:
         if transfer is None or transfer.state is not _State.COUNTING:
             return []
         transfer.state = _State.CANCELLED
-        self._set_deadline(transfer, now + self._timeouts.drain_s, 0)
+        transfer.deadline, transfer.patience_s = now + self._timeouts.drain_s, None
         return [Send(Cancel(transfer_id=transfer_id))]
 
     def on_message(self, message: ControlMessage, now: float) -> list[DecodeAction]:
@@ -194,11 +200,12 @@ class DecodeSide:
         transfer = self._by_slot.get((slot, generation))
         if transfer is None or self._ended:
             return []
+        self._came.add(transfer.place)
         proof = Proof.DRAINED if transfer.state is _State.DRAINING else Proof.COUNTED
         actions = self._settle(transfer, proof)
         if transfer.state is _State.COUNTING:
             transfer.state = _State.SCORING
-            transfer.deadline = None
+            transfer.deadline = transfer.patience_s = None
             counted = Counted(transfer.transfer_id)
             return [*actions, counted, *self._ready_if_scored(transfer)]
         if transfer.state is _State.DRAINING:
@@ -210,7 +217,7 @@ class DecodeSide:
     def _await_last_word(self, transfer: _Transfer) -> None:
         """Nothing is wanted of a transfer any more, but the peer's word that it is done."""
         transfer.state = _State.READY
-        transfer.deadline = None
+        transfer.deadline = transfer.patience_s = None
         if transfer.posted:
             del self._transfers[transfer.transfer_id]
 
@@ -239,13 +246,16 @@ class DecodeSide:
 
     def on_tick(self, now: float, counts: dict[tuple[int, int], int]) -> list[DecodeAction]:
         """Time has passed. ``counts`` are the atoms counted so far, by (slot, generation)."""
-        any_came = False  # of a transfer up to this one: writes go out in the transfers' order
-        for transfer in self._transfers.values():
+        for transfer in self._by_slot.values():
             count = counts.get(transfer.pair, 0)
-            any_came = any_came or count > transfer.ticked
+            if count > transfer.ticked:
+                self._came.add(transfer.place)
             transfer.ticked = count
-            if transfer.awaits_atoms and any_came:
-                transfer.deadline = now + self._timeouts.stalled_writes_s
+        first_that_came = min(self._came, default=self._num_started)
+        self._came.clear()
+        for transfer in self._transfers.values():
+            if transfer.patience_s is not None and first_that_came < transfer.behind:
+                transfer.deadline = now + transfer.patience_s
             if transfer.deadline is None and transfer.state in (_State.SCORING, _State.READY):
                 is_ready = transfer.state is _State.READY
                 timeouts = self._timeouts
@@ -258,17 +268,15 @@ class DecodeSide:
                 return [EndLink(f"transfer {transfer.transfer_id} has come and is never done")]
             if transfer.state is _State.CANCELLED:
                 return [EndLink(f"no answer to the cancel of transfer {transfer.transfer_id}")]
-            if count > transfer.seen and not transfer.awaits_atoms:
-                self._set_deadline(transfer, now + self._timeouts.lost_writes_s, count)
-            else:
-                return [EndLink(f"writes were lost: {count} of {transfer.atoms} atoms counted")]
+            atoms = f"{transfer.ticked} of {transfer.atoms} atoms"
+            return [EndLink(f"writes were lost: {atoms} counted")]
         return []
 
     def watched(self) -> list[tuple[int, int]]:
         """Pairs whose counts :meth:`on_tick` needs: those with a clock running; where one awaits
         atoms, those of all, which may be in its way.
         """
-        if any(transfer.awaits_atoms for transfer in self._by_slot.values()):
+        if any(transfer.patience_s is not None for transfer in self._by_slot.values()):
             return list(self._by_slot)
         return [pair for pair, t in self._by_slot.items() if t.deadline is not None]
 
@@ -319,7 +327,7 @@ class DecodeSide:
         """
         transfer = self._transfers.get(transfer_id)
         if transfer is not None and transfer.state is _State.COUNTING and not transfer.posted:
-            self._set_deadline(transfer, now + self._timeouts.stalled_writes_s, 0)
+            self._await_atoms(transfer, now, self._timeouts.stalled_writes_s)
         return []
 
     def _on_posted(self, message: Posted, now: float) -> list[DecodeAction]:
@@ -336,7 +344,7 @@ class DecodeSide:
         elif transfer.state is _State.CANCELLED:
             return self._on_total(message.transfer_id, message.atoms, 0, now)
         else:
-            self._set_deadline(transfer, now + self._timeouts.lost_writes_s, 0)
+            self._await_atoms(transfer, now, self._timeouts.lost_writes_s)
         return [_prefill_times(message)]
 
     def _on_total(
@@ -352,13 +360,12 @@ class DecodeSide:
             return [EndLink(f"{failed} of {atoms} writes of transfer {transfer_id} failed")]
         transfer.state = _State.DRAINING
         transfer.atoms = atoms
-        self._set_deadline(transfer, now + self._timeouts.lost_writes_s, 0)
+        self._await_atoms(transfer, now, self._timeouts.lost_writes_s)
         return [Retarget(transfer.slot, transfer.generation, atoms)]
 
-    @staticmethod
-    def _set_deadline(transfer: _Transfer, deadline: float, seen: int) -> None:
-        transfer.deadline = deadline
-        transfer.seen = seen
+    def _await_atoms(self, transfer: _Transfer, now: float, patience_s: float) -> None:
+        transfer.deadline, transfer.patience_s = now + patience_s, patience_s
+        transfer.behind = self._num_started
 
     def _settle(self, transfer: _Transfer, proof: Proof) -> list[DecodeAction]:
         self._forget_slot(transfer)

@@ -480,24 +480,49 @@ def test_writes_that_stall_after_the_prompt_is_computed_end_the_link() -> None:
     assert isinstance(side.on_tick(19.0, {pair: 5})[0], EndLink)
 
 
-def test_a_transfer_waits_for_earlier_ones_to_get_out_of_its_way_but_not_for_later_ones() -> None:
+def _start_another(
+    side: DecodeSide, slots: SlotTable, first: Prefill, transfer_id: int
+) -> tuple[int, int]:
+    slot, generation = slots.take() or (0, 0)
+    side.start(
+        msgspec.structs.replace(first, transfer_id=transfer_id, slot=slot, generation=generation)
+    )
+    return slot, generation
+
+
+@pytest.mark.parametrize(("posted", "patience_s"), [(False, 10.0), (True, 1.0)])
+def test_a_transfer_waits_for_those_asked_for_before_it_was_computed_but_for_no_later_one(
+    posted: bool, patience_s: float
+) -> None:
+    """Their writes may be in the way of its own: a prefiller computes short prompts first."""
     slots = SlotTable()
     side, first = _started(slots)
-    messages = [first]
-    for transfer_id in (2, 3):
-        slot, generation = slots.take() or (0, 0)
-        messages.append(
-            msgspec.structs.replace(
-                first, transfer_id=transfer_id, slot=slot, generation=generation
-            )
-        )
-        side.start(messages[-1])
-    one, two, three = ((m.slot, m.generation) for m in messages)
+    one = (first.slot, first.generation)
+    two, three = (_start_another(side, slots, first, transfer_id) for transfer_id in (2, 3))
     side.on_message(Sealed(transfer_id=2), 0.0)
-    assert set(side.watched()) == {one, two, three}
-    assert side.on_tick(9.0, {one: 1, two: 0, three: 0}) == []
-    assert side.on_tick(18.0, {one: 1, two: 0, three: 3}) == []
-    assert isinstance(side.on_tick(19.0, {one: 1, two: 0, three: 5})[0], EndLink)
+    if posted:
+        side.on_message(Posted(transfer_id=2, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0)
+    four = _start_another(side, slots, first, 4)
+    assert set(side.watched()) == {one, two, three, four}
+    now, counts = 0.0, {one: 0, two: 0, three: 0, four: 0}
+    for pair in (one, two, three):
+        now += 0.9 * patience_s
+        counts = counts | {pair: counts[pair] + 1}
+        assert side.on_tick(now, counts) == []
+    counts = counts | {four: 1}
+    assert isinstance(side.on_tick(now + patience_s, counts)[0], EndLink)
+
+
+def test_a_transfer_that_comes_whole_between_two_ticks_was_in_the_way_too() -> None:
+    slots = SlotTable()
+    side, first = _started(slots)
+    last = _start_another(side, slots, first, 2)
+    side.on_message(Sealed(transfer_id=2), 0.0)
+    side.on_message(Posted(transfer_id=1, atoms=6, prefill_start_ns=1, last_layer_ns=2), 9.8)
+    side.on_arrived(first.slot, first.generation)
+    assert side.on_tick(9.9, {last: 0}) == []
+    assert side.on_tick(19.8, {last: 0}) == []
+    assert isinstance(side.on_tick(19.9, {last: 0})[0], EndLink)
 
 
 def test_posted_takes_the_clock_for_stalled_writes_over() -> None:

@@ -2,18 +2,22 @@
 
 #include <rdma/fi_cm.h>
 #include <rdma/fi_errno.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "common.hpp"
 #include "newer.hpp"
+#include "port_sockets.hpp"
 
 namespace pdx {
 namespace {
 
 constexpr uint32_t kApiVersion = FI_VERSION(1, 17);
 constexpr size_t kTxEntries = 256;
+// A stranger may hold many connections of an endpoint; we do not wait for ever.
+constexpr int kMaxHangUps = 64;
 
 void check(int rc, const char* what) {
     if (rc) throw Error(-rc, std::string(what) + ": " + describe(-rc));
@@ -144,9 +148,21 @@ void Domain::enable(Endpoint& endpoint, fi_info& info) {
     }
 }
 
-void Domain::close_endpoint(Endpoint& endpoint) const {
-    if (endpoint.ep && !endpoint.shared) fi_close(&endpoint.ep->fid);
+void Domain::close_endpoint(Endpoint& endpoint) {
+    if (endpoint.ep && !endpoint.shared) {
+        if (rules_.forgets_accepted) hang_up(endpoint);
+        fi_close(&endpoint.ep->fid);
+    }
     endpoint.ep = nullptr;
+}
+
+// No connection may be left whose request is not read: libfabric would read it later, into the endpoint that is freed.
+// What is shut down can be read, and one drive of the domain reads and closes 64 of them or more.
+void Domain::hang_up(const Endpoint& endpoint) {
+    std::vector<char> name(sizeof(sockaddr_storage));
+    size_t len = name.size();
+    if (fi_getname(&endpoint.ep->fid, name.data(), &len)) return;
+    for (int i = 0; i < kMaxHangUps && shut_port(name) > 0; i++) read_queue(nullptr, 0);
 }
 
 void Domain::close_addresses(Endpoint& endpoint) const {

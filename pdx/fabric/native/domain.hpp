@@ -57,7 +57,7 @@ class Domain {
     // The link's own, or the one that all links share where the provider has it so.
     Endpoint open_endpoint();
     // A fence: closes the endpoint first, its addresses after its registrations. Nothing if it is shared.
-    void close_endpoint(Endpoint& endpoint) const;
+    void close_endpoint(Endpoint& endpoint);
     void close_addresses(Endpoint& endpoint) const;
     fid_mr* register_memory(const Memory& memory, uint64_t wanted_key);
     std::vector<char> endpoint_name(const Endpoint& endpoint) const;
@@ -112,6 +112,7 @@ class Domain {
     void open();
     void close();
     Endpoint make_endpoint();
+    void hang_up(const Endpoint& endpoint);
     void enable(Endpoint& endpoint, fi_info& info);
 };
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pdx.fabric import FabricOptions, open_fabric
+from pdx.fabric.descriptor import decode
 from tests.fabric.batches import dense
 from tests.fabric.pairs import Pair, shm_files
-from tests.fabric.sides import RemoteSide, assert_serves, join
+from tests.fabric.sides import Child, RemoteSide, Side, assert_serves, join
 
 MIB = 1 << 20
 
@@ -70,3 +74,32 @@ def test_a_peer_comes_back_again_and_again_with_new_addresses_and_keys(pair: Pai
         peer = following
     assert len(descriptors) == 4
     assert_serves(pair.here, peer)
+
+
+def _address(descriptor: bytes) -> tuple[str, int]:
+    """Where a tcp link listens: its one end's name is a sockaddr_in."""
+    [end] = decode(descriptor).ends
+    port, host = struct.unpack_from("!2xH4s", end.name)
+    return socket.inet_ntoa(host), port
+
+
+def _connection_request() -> bytes:
+    """What libfabric's tcp says first (xnet_proto.h): a control header, then the RDM's message."""
+    return struct.pack("!BBHIQQ", 3, 0, 8, 0, 0, 0) + struct.pack("=Q", 1) + bytes(8)
+
+
+def test_who_connects_and_speaks_only_after_the_fence_ends_no_process() -> None:
+    """libfabric (1.17 to 2.5) reads the request into an endpoint that it has freed; the allocator
+    of the process here overwrites what is freed, so that it cannot go well by chance.
+    """
+    perturbed = Child(("env", "MALLOC_PERTURB_=165"))
+    here, there = Side("tcp", MIB), RemoteSide("tcp", MIB, child=perturbed)
+    with contextlib.closing(here), contextlib.closing(there):
+        link, descriptor = there.open_link()
+        with socket.create_connection(_address(descriptor)) as stranger:
+            assert_serves(here, there)  # its worker has taken the connection by now
+            there.call("fence", link)
+            there.wait("Fenced", link=link)
+            with contextlib.suppress(ConnectionError):
+                stranger.send(_connection_request())
+            assert_serves(here, there)

@@ -38,6 +38,8 @@ struct ProviderRules {
     bool tags_every_write = false;
     // Takes small data at once (FI_INJECT), so that it may change when the call returns.
     bool injects = true;
+    // An endpoint's close leaves connections that were accepted and whose request was not read (libfabric 1.17 to 2.5).
+    bool forgets_accepted = false;
     // Can register device memory from a DMA-BUF.
     bool device_memory = false;
     // Writes between these sizes (both excluded) are slower than those of either size; see WriteShape.
