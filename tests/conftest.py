@@ -6,6 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# An example's 200 ms are the wall's: on a busy machine any test of Hypothesis would fail now and
+# then, after minutes of shrinking. What is bounded in time has tests of its own.
+settings.register_profile("pdx", deadline=None)
+settings.load_profile("pdx")
 
 # Helpers are imported as `tests.<folder>.<module>`, also when pytest is started by its own script.
 _ROOT = str(Path(__file__).resolve().parents[1])
