@@ -15,7 +15,7 @@ from pdx.config.float8_split import check_float8_split
 from pdx.config.model import ModelConfig
 from pdx.engine.step_loop import Ranks
 from pdx.fabric import MemoryPart
-from pdx.kv.geometry import check_tp_size, node_layout
+from pdx.kv.geometry import check_tp_size, node_layout, num_pages_of
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import PagePool
 from pdx.messenger.fabric_hub import MappedMemory
@@ -126,6 +126,14 @@ async def load_model(
         )
     check_tp_size(model, config.tp_size)
     config.check_kv_type(interprets_kernels=interprets_kernels())
+    num_pages = num_pages_of(
+        model,
+        config.page_size,
+        config.num_pages,
+        config.kv_memory_bytes,
+        config.kv_type,
+        config.tp_size,
+    )
     if config.device != "cpu":
         check_float8_split(model, config.tp_size)
     ranks = RankGroup(config.tp_size)
@@ -136,7 +144,7 @@ async def load_model(
                 device=config.device,
                 dtype=config.dtype,
                 page_size=config.page_size,
-                num_pages=config.num_pages,
+                num_pages=num_pages,
                 kv_memory_bytes=config.kv_memory_bytes,
                 num_threads=config.num_threads or _threads_of_one(config.tp_size),
                 chunk_len=config.chunk_len,

@@ -8,7 +8,7 @@ from pdx.config.model import ModelConfig
 from pdx.errors import ConfigError
 from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
 
-__all__ = ["ITEMSIZE", "check_tp_size", "kv_layout", "node_layout", "num_pages_in"]
+__all__ = ["ITEMSIZE", "check_tp_size", "kv_layout", "node_layout", "num_pages_in", "num_pages_of"]
 
 #: Bytes of one value in KV memory, by the name of its type. A latent's record in float8 has values
 #: of several types and is counted in bytes.
@@ -84,3 +84,27 @@ def num_pages_in(
 ) -> int:
     """How many pages (of all layers) ``memory_bytes`` of a rank hold; 0 where not even one fits."""
     return memory_bytes // kv_layout(config, page_size, 1, dtype, tp_size).total_bytes
+
+
+def num_pages_of(
+    config: ModelConfig,
+    page_size: int,
+    num_pages: int | None,
+    memory_bytes: int,
+    dtype: str,
+    tp_size: int = 1,
+) -> int:
+    """``num_pages``, else how many ``memory_bytes`` of a rank hold.
+
+    Raises:
+        ConfigError: not even one fits.
+    """
+    if num_pages is not None:
+        return num_pages
+    held = num_pages_in(config, page_size, memory_bytes, dtype, tp_size)
+    if not held:
+        raise ConfigError(
+            f"{memory_bytes:,} bytes of KV memory hold no page of {page_size:,} tokens",
+            hint="give the KV cache more memory (--kv-memory), or use smaller pages (--page-size)",
+        )
+    return held

@@ -14,7 +14,7 @@ from pdx.config.model import ModelConfig
 from pdx.config.token_ids import ids_without_token
 from pdx.errors import ConfigError, WorkerError
 from pdx.kernels.ops import Ops, ops_for
-from pdx.kv.geometry import kv_layout, num_pages_in
+from pdx.kv.geometry import kv_layout, num_pages_of
 from pdx.kv.layout import KvLayout
 from pdx.models.registry import CausalLM, build_drafts, build_model
 from pdx.models.sharding import TpGroup
@@ -97,17 +97,14 @@ def _told_of_memory(device: RankDevice) -> Iterator[None]:
 
 
 def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
-    num_pages = config.num_pages
-    if num_pages is None:
-        num_pages = num_pages_in(
-            model_config, config.page_size, config.kv_memory_bytes, config.kv_type, config.tp_size
-        )
-        if num_pages == 0:
-            raise ConfigError(
-                f"{config.kv_memory_bytes} bytes of KV memory hold no page of "
-                f"{config.page_size} tokens",
-                hint="give the KV cache more memory, or use smaller pages",
-            )
+    num_pages = num_pages_of(
+        model_config,
+        config.page_size,
+        config.num_pages,
+        config.kv_memory_bytes,
+        config.kv_type,
+        config.tp_size,
+    )
     return kv_layout(model_config, config.page_size, num_pages, config.kv_type, config.tp_size)
 
 
