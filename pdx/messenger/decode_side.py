@@ -65,8 +65,8 @@ __all__ = [
 class TransferTimeouts:
     """Seconds. These clocks only ever end a link."""
 
-    #: Without a new imm after the peer said how much it posted.
-    lost_writes_s: float = 1.0
+    #: Without a new imm after the peer said how much it posted: more than one write may take.
+    lost_writes_s: float = 2.5
     #: Without a new imm after the peer has computed the prompt. Imms of transfers that were asked
     #: for before that count, for either clock: their writes may be in the way of its own.
     stalled_writes_s: float = 10.0
