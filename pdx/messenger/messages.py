@@ -5,7 +5,8 @@ pair.
     Describe                 ------------> Description        (a connection of its own; optional)
     Hello                    ------------> Welcome | Refuse
       (where they share a secret: Challenge <-> Proof comes in between, see authentication.py)
-    Prefill                  ------------> Reject | PrefixFound | PromptLogprobs | Posted | Failed
+    Prefill                  ------------> Reject | PrefixFound | PromptLogprobs | Sealed | Posted
+                                           | Failed
     Cancel                   ------------> Drained
                              <------------ Draining
     Goodbye                  <-----------> Goodbye
@@ -44,6 +45,7 @@ __all__ = [
     "Proof",
     "Refuse",
     "Reject",
+    "Sealed",
     "Welcome",
 ]
 
