@@ -43,6 +43,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     from pdx.config.secret import require_secret, shared_secret
     from pdx.engine.loading import load_model
     from pdx.engine.prefill_node import PrefillNode
+    from pdx.fabric import library_info
     from pdx.fabric.worker_core import worker_core
     from pdx.messenger.control import parse_address
     from pdx.messenger.handshake import FabricChoice
@@ -50,6 +51,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     model: str = settings["model"]
     secret = shared_secret(settings)
     opener, num_rejected = faults()
+    library_info()  # before the model is loaded too: without libfabric nothing could be sent
     fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
     # Before the model is loaded: a port that is taken should not cost a minute. Decoders that
     # connect meanwhile wait in the backlog.

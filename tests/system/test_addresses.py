@@ -229,3 +229,19 @@ def test_nodes_with_several_network_cards_stripe_over_them(
         for length in (40, 200):
             prompt = prompt_of(tiny_prompt_ids, length)
             assert target.complete(prompt, 8) == colocated(prompt, 8)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["prefill", "--model", "{model}"], ["decode", "--peer", "127.0.0.1:1"]]
+)
+def test_a_node_without_libfabric_ends_at_once_and_says_so(
+    arguments: list[str], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that serves, and cannot send."""
+    monkeypatch.setenv("PDX_LIBFABRIC", "/no/such/libfabric.so")
+    arguments = [argument.format(model=tiny_llama) for argument in arguments]
+    code, _, said = run_to_end(arguments, tmp_path / "node.log", timeout_s=30)
+    assert code == 1
+    assert "/no/such/libfabric.so" in said
+    assert "PDX_LIBFABRIC" in said
+    assert "serving" not in said and "Traceback" not in said
