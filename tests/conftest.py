@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from hypothesis import settings
 # then, after minutes of shrinking. What is bounded in time has tests of its own.
 settings.register_profile("pdx", deadline=None)
 settings.load_profile("pdx")
+
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts to send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Helpers are imported as `tests.<folder>.<module>`, also when pytest is started by its own script.
 _ROOT = str(Path(__file__).resolve().parents[1])
