@@ -83,6 +83,8 @@ class ControlConnection:
         self._writer = writer
         #: The first bytes of the next frame, where they were read already.
         self._header: bytes | None = None
+        #: Why we have dropped it, if we have.
+        self._dropped: str | None = None
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = writer.get_extra_info("peername")
@@ -114,7 +116,8 @@ class ControlConnection:
             header, self._header = self._header, None
             message: ControlMessage = await read_frame(self._reader, _decoder, max_bytes, header)
         except (asyncio.IncompleteReadError, OSError) as error:
-            detail = str(error) if isinstance(error, OSError) else "it closed the connection"
+            ended = str(error) if isinstance(error, OSError) else "it closed the connection"
+            detail = self._dropped or ended
             raise PeerLost(f"{self.peer}: {detail}", peer=self.peer) from error
         return message
 
@@ -128,12 +131,15 @@ class ControlConnection:
             async with asyncio.timeout(timeout_s):
                 self._header = await self._reader.readexactly(4)
         except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-            raise PeerLost(f"{self.peer} said nothing", peer=self.peer) from error
+            detail = self._dropped or "it said nothing"
+            raise PeerLost(f"{self.peer}: {detail}", peer=self.peer) from error
         return self._header
 
     def drop(self, reason: str) -> None:
         """Close at once, without a word; whoever waits for the peer hears the reason."""
-        self._reader.set_exception(PeerLost(f"{self.peer}: {reason}", peer=self.peer))
+        # Not by an exception that the reader keeps: its traceback would keep the reader, and all
+        # that the peer has sent, until a collection of garbage.
+        self._dropped = reason
         self._writer.transport.abort()
 
     def hang_up(self) -> None:
