@@ -25,9 +25,9 @@ from pdx.messenger.messages import (
 )
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.messenger.slots import SlotTable
+from tests.messenger.manifests import ONE_RANK
 from tests.messenger.two_nodes import (
     DESCRIPTION,
-    MANIFEST,
     SECRET,
     STEP_S,
     DecodeEngine,
@@ -101,7 +101,7 @@ async def answered(
 def welcome_with(hello: Hello, provider: str, descriptor: bytes) -> Welcome:
     return Welcome(
         node="p",
-        manifest=MANIFEST,
+        manifest=ONE_RANK,
         host=hello.host,
         pid=1,
         provider=provider,
@@ -138,7 +138,7 @@ async def opened_with(opening: ControlMessage) -> list[ControlMessage]:
                     connection=connection,
                     hello=hello,
                     hub=prefill_hub,
-                    layout=MANIFEST.layout(),
+                    layout=ONE_RANK.layout(),
                     owner=PrefillEngine(),
                 )
 
@@ -158,7 +158,7 @@ async def opened_with(opening: ControlMessage) -> list[ControlMessage]:
 
 HELLO = Hello(
     node="d",
-    manifest=MANIFEST,
+    manifest=ONE_RANK,
     host="elsewhere",
     pid=1,
     descriptors=[],

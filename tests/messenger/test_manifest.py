@@ -10,20 +10,8 @@ import msgspec
 import pytest
 
 from pdx.errors import ProtocolError
-from pdx.messenger.manifest import Manifest, differences, model_id, text_id
-
-ONE_RANK = Manifest(
-    weights_id="w",
-    text_id="t",
-    num_layers=2,
-    num_kv_heads=1,
-    head_dim=8,
-    dtype="float32",
-    page_size=16,
-    tp_size=1,
-    kv_layout="hnd",
-    num_pages=4,
-)
+from pdx.messenger.manifest import differences, model_id, text_id
+from tests.messenger.manifests import ONE_RANK
 
 
 def test_ranks_divide_the_heads_or_are_a_multiple_of_them() -> None:

@@ -22,7 +22,6 @@ from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.decode_side import TransferTimeouts
 from pdx.messenger.fabric_hub import FabricHub, MappedMemory
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, greet, welcome
-from pdx.messenger.manifest import Manifest
 from pdx.messenger.messages import (
     Description,
     Hello,
@@ -32,19 +31,8 @@ from pdx.messenger.prefill_link import PrefillLink
 from pdx.messenger.slots import SlotTable
 from pdx.request.batch import ScoredToken
 from pdx.request.ids import IdArray
+from tests.messenger.manifests import ONE_RANK
 
-MANIFEST = Manifest(
-    weights_id="w",
-    text_id="t",
-    num_layers=2,
-    num_kv_heads=1,
-    head_dim=8,
-    dtype="float32",
-    page_size=16,
-    tp_size=1,
-    kv_layout="head-major",
-    num_pages=4,
-)
 DESCRIPTION = Description(model="m", dtype="float32", page_size=16)
 SECRET = b"correct horse battery staple"
 STEP_S = 10.0
@@ -53,7 +41,7 @@ STEP_S = 10.0
 def identity(
     node: str, fabric: FabricChoice = "tcp", secret: bytes | None = None, **changes: object
 ) -> NodeIdentity:
-    manifest = msgspec.structs.replace(MANIFEST, **changes)
+    manifest = msgspec.structs.replace(ONE_RANK, **changes)
     return NodeIdentity(node=node, manifest=manifest, fabric=fabric, secret=secret)
 
 
@@ -75,8 +63,8 @@ def network() -> SimulatedNetwork:
 
 @contextlib.contextmanager
 def hub(room: SimulatedNetwork, node: str) -> Iterator[FabricHub]:
-    """A node's fabrics, with memory as MANIFEST says."""
-    size = MANIFEST.layout().total_bytes
+    """A node's fabrics, with memory as ONE_RANK says."""
+    size = ONE_RANK.layout().total_bytes
 
     def opener(
         *, provider: Provider, bind_host: Sequence[str], options: FabricOptions
@@ -247,7 +235,7 @@ async def pair(
                     connection=connection,
                     hello=hello,
                     hub=prefill_hub,
-                    layout=MANIFEST.layout(),
+                    layout=ONE_RANK.layout(),
                     owner=prefill_engine,
                 )
 

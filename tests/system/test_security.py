@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pdx.messenger.authentication import decoder_code
 from pdx.messenger.listener import MAX_STRANGERS
-from pdx.messenger.manifest import Manifest
 from pdx.messenger.messages import (
     MAX_OPENING_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -32,6 +31,7 @@ from pdx.messenger.messages import (
 )
 from pdx.request.frames import encode_frame, frame_decoder, recv_frame
 from pdx.request.ids import IdArray
+from tests.messenger.manifests import ONE_RANK
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.nodes import Prefiller, decoder, prefiller, run_to_end
 from tests.system.prompts import prompt_of
@@ -39,18 +39,7 @@ from tests.system.prompts import prompt_of
 KV = ["--kv-memory", "16M"]
 SECRET = "correct horse battery staple"
 DECODER = frame_decoder(ControlMessage)
-MANIFEST = Manifest(
-    weights_id="w",
-    text_id="t",
-    num_layers=3,
-    num_kv_heads=2,
-    head_dim=32,
-    dtype="float32",
-    page_size=16,
-    tp_size=1,
-    kv_layout="head-major",
-    num_pages=8,
-)
+MANIFEST = msgspec.structs.replace(ONE_RANK, num_layers=3, num_kv_heads=2, head_dim=32, num_pages=8)
 HELLO = Hello(
     protocol=PROTOCOL_VERSION,
     node="liar",
@@ -229,14 +218,17 @@ def test_idle_strangers_keep_no_peer_out_and_take_bounded_memory(
     prompt = prompt_of(tiny_prompt_ids, 40)
     with contextlib.ExitStack() as stack:
 
+        before, num_come = guarded.status().get("bad_connections", 0), 0
+
         def strangers_come() -> None:
-            before = guarded.status().get("bad_connections", 0)
+            nonlocal num_come
+            num_come += num_strangers
             for _ in range(num_strangers):
                 stranger = stack.enter_context(socket.create_connection((host, port), timeout=5))
                 stranger.setblocking(False)
                 with contextlib.suppress(BlockingIOError, ConnectionError):
                     stranger.send(begun)
-            closed = before + num_strangers - MAX_STRANGERS
+            closed = before + num_come - MAX_STRANGERS
             guarded.wait_status(
                 lambda status: status.get("bad_connections", 0) >= closed,
                 what="the oldest strangers are closed",
