@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
 PAGE_SIZE, NUM_PAGES = 16, 512
 #: Seconds of prefill, and of each decode step.
 Run = Callable[[list[list[int]], int], tuple[float, list[float]]]
+#: One round, from the prompt's length and the number of steps: milliseconds.
+Measure = Callable[[int, int], dict[str, float]]
 
 
 class Pdx:
@@ -66,10 +69,6 @@ class Pdx:
         progress = HostProgress(self._progress[2])
         self._runner = ModelRunner(model.eval(), config, kv, layout, progress, LoneRank())
         self._pass_idx = 0
-
-    def measure(self, prefill_len: int, num_steps: int) -> dict[str, float]:
-        """One round: milliseconds."""
-        return _measure(self.run, prefill_len, num_steps)
 
     def run(self, prompts: list[list[int]], num_steps: int) -> tuple[float, list[float]]:
         """Prefill (all but the last token), then decode all prompts together."""
@@ -121,10 +120,6 @@ class Transformers:
         ).eval()
 
     @torch.inference_mode()
-    def measure(self, prefill_len: int, num_steps: int) -> dict[str, float]:
-        """One round: milliseconds."""
-        return _measure(self.run, prefill_len, num_steps)
-
     def run(self, prompts: list[list[int]], num_steps: int) -> tuple[float, list[float]]:
         """The same work."""
         ids = torch.tensor(prompts)
@@ -181,7 +176,7 @@ def prompts_of(num: int, length: int) -> list[list[int]]:
     return [[generator.randrange(3, 31_000) for _ in range(length)] for _ in range(num)]
 
 
-def _measure(run: Run, prefill_len: int, num_steps: int) -> dict[str, float]:
+def measure(run: Run, prefill_len: int, num_steps: int) -> dict[str, float]:
     """One round: milliseconds."""
     prefill_s, _ = run(prompts_of(1, prefill_len + 1), 1)
     figures = {"prefill_ms": prefill_s * 1e3}
@@ -210,18 +205,19 @@ def main() -> None:
     prefill_len, num_steps, rounds = 1024, arguments.steps, arguments.rounds
     if arguments.toy:
         prefill_len, num_steps, rounds = 64, 4, 1
-    systems: dict[str, Pdx | Transformers | Vllm] = {
-        "pdx": Pdx(arguments.model, arguments.dtype),
-        "transformers": Transformers(arguments.model, arguments.dtype),
+    measures: dict[str, Measure] = {
+        "pdx": partial(measure, Pdx(arguments.model, arguments.dtype).run),
+        "transformers": partial(measure, Transformers(arguments.model, arguments.dtype).run),
     }
     if arguments.vllm:
-        systems["vllm"] = vllm = Vllm(arguments.vllm, arguments.model, arguments.dtype)
-    for system in systems.values():
-        system.measure(prefill_len, 2)  # warms up
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
+        vllm = Vllm(arguments.vllm, arguments.model, arguments.dtype)
+        measures["vllm"] = vllm.measure
+    for one_round in measures.values():
+        one_round(prefill_len, 2)  # warms up
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in measures}
     for number in range(rounds):
-        for name in sorted(systems, reverse=number % 2 == 1):
-            results[name].append(systems[name].measure(prefill_len, num_steps))
+        for name in sorted(measures, reverse=number % 2 == 1):
+            results[name].append(measures[name](prefill_len, num_steps))
     if arguments.vllm:
         vllm.close()
     figures: dict[str, object] = {
