@@ -30,13 +30,13 @@ from pdx.kernels.silu_mul import silu_mul
 __all__ = [
     "Linear",
     "LinearFloat8",
-    "MlaAttention",
-    "MlaChunkAttention",
-    "PagedAttention",
     "add_rms_norm",
     "expert_mlp",
     "grouped_routing",
     "mla_append",
+    "mla_attention",
+    "mla_chunk_attention",
+    "paged_attention",
     "rms_norm",
     "rope",
     "rope_interleaved",
@@ -120,71 +120,38 @@ class LinearFloat8:
         return linear_float8(x, weight, scale, bias, counters=self._counters.of(x.device))
 
 
-class PagedAttention:
-    """Decode steps through one kernel, chunks through the other.
+def paged_attention(
+    q: Tensor,
+    kv: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    *,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
+) -> Tensor:
+    """See ``kernels/reference/paged_attention``: steps through one kernel, chunks the other."""
+    tables = PassTables.of(batch, q.device)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    paged_decode(q, kv, tables.steps, scale, out=out, kv_scales=kv_scales)
+    return paged_prefill(q, kv, tables.chunks, scale, out=out, kv_scales=kv_scales)
 
-    Keeps the tables of the pass that runs, which all layers read.
+
+def mla_attention(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, latent_dim: int
+) -> Tensor:
+    """See ``kernels/reference/mla_attention``: steps over their latents."""
+    tables = PartTables.of(batch, q.device)
+    decode = mla_decode_float8 if kv.dtype == torch.uint8 else mla_decode
+    return decode(q, kv, tables.spans, scale, latent_dim)
+
+
+def mla_chunk_attention(
+    q: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, batch: PagedBatch, scale: float
+) -> Tensor:
+    """See ``kernels/reference/mla_attention``: chunks over the keys and values made from their
+    contexts.
     """
-
-    def __init__(self) -> None:
-        self._batch: PagedBatch | None = None
-        self._tables: PassTables | None = None
-
-    def __call__(
-        self,
-        q: Tensor,
-        kv: Tensor,
-        batch: PagedBatch,
-        scale: float,
-        *,
-        kv_scales: tuple[float, float] = (1.0, 1.0),
-    ) -> Tensor:
-        """See ``kernels/reference/paged_attention``."""
-        if batch is not self._batch or self._tables is None:
-            self._tables, self._batch = PassTables.of(batch, q.device), batch
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        paged_decode(q, kv, self._tables.steps, scale, out=out, kv_scales=kv_scales)
-        return paged_prefill(q, kv, self._tables.chunks, scale, out=out, kv_scales=kv_scales)
-
-
-class MlaAttention:
-    """Steps over their latents. Keeps the tables of the pass that runs."""
-
-    def __init__(self) -> None:
-        self._batch: PagedBatch | None = None
-        self._tables: PartTables | None = None
-
-    def __call__(
-        self, q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, latent_dim: int
-    ) -> Tensor:
-        """See ``kernels/reference/mla_attention``."""
-        if batch is not self._batch or self._tables is None:
-            self._tables, self._batch = PartTables.of(batch, q.device), batch
-        decode = mla_decode_float8 if kv.dtype == torch.uint8 else mla_decode
-        return decode(q, kv, self._tables.spans, scale, latent_dim)
-
-
-class MlaChunkAttention:
-    """Chunks over the keys and values made from their contexts. Keeps the tables of the pass."""
-
-    def __init__(self) -> None:
-        self._batch: PagedBatch | None = None
-        self._tables: PartTables | None = None
-
-    def __call__(
-        self,
-        q: Tensor,
-        k_nope: Tensor,
-        k_rope: Tensor,
-        v: Tensor,
-        batch: PagedBatch,
-        scale: float,
-    ) -> Tensor:
-        """See ``kernels/reference/mla_attention``."""
-        if batch is not self._batch or self._tables is None:
-            self._tables, self._batch = PartTables.of(batch, q.device), batch
-        tables = self._tables
-        return mla_prefill(q, k_nope, k_rope, v, tables.spans, tables.context_starts, scale)
+    tables = PartTables.of(batch, q.device)
+    return mla_prefill(q, k_nope, k_rope, v, tables.spans, tables.context_starts, scale)
 
 
 def sample(

@@ -29,19 +29,19 @@ def test_append(interleaved: bool) -> None:
 
 def test_steps_of_one_pass_after_another() -> None:
     torch.manual_seed(0)
-    attend = triton_ops.MlaAttention()
+    attend = triton_ops.mla_attention
     for requests in ([(0, 1), (40, 1)], [(17, 1)]):
         case = PagedCase(requests, 16)
         q = torch.randn(case.num_tokens, HEADS, LATENT + ROPE)
         kv = case.latents(LATENT + ROPE, torch.float32)
-        for _ in range(2):  # layers of a pass share its tables
+        for _ in range(2):  # two layers of a pass
             expected = mla_attention(q.double(), kv.double(), case.batch, 0.1, LATENT)
             assert_near(attend(q, kv, case.batch, 0.1, LATENT), expected)
 
 
 def test_chunks_of_one_pass_after_another() -> None:
     torch.manual_seed(0)
-    attend = triton_ops.MlaChunkAttention()
+    attend = triton_ops.mla_chunk_attention
     for requests in ([(0, 5), (20, 3)], [(16, 2)]):
         case = PagedCase(requests, 16)
         num_context = sum(map(sum, requests))
