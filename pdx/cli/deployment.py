@@ -56,7 +56,7 @@ def check_deployment(settings: Settings) -> None:
 
 def _plan(settings: Settings) -> _Deployment:
     from pdx.config.model import ModelConfig
-    from pdx.kv.geometry import num_pages_in
+    from pdx.kv.geometry import num_pages_of
 
     folder = _folder(settings)
     model = ModelConfig.load(folder)
@@ -76,11 +76,14 @@ def _plan(settings: Settings) -> _Deployment:
             tp_size=config.tp_size,
             keeps_float8=not on_cpu,
         )
-        num_pages = config.num_pages or num_pages_in(
-            model, page_size, config.kv_memory_bytes, config.kv_type, config.tp_size
+        num_pages = num_pages_of(
+            model,
+            page_size,
+            config.num_pages,
+            config.kv_memory_bytes,
+            config.kv_type,
+            config.tp_size,
         )
-        if not num_pages:
-            refusals.append(f"{config.kv_memory_bytes:,} bytes of KV memory hold no page")
         config.check_kv_type(interprets_kernels=interprets_kernels())
     except ConfigError as error:
         refusals.append(error.message)

@@ -124,6 +124,12 @@ class PageBatch:
         """What the receiver counts for this batch."""
         return len(self.src_pages) * self.num_layers
 
+    @property
+    def page_strides(self) -> tuple[int, int]:
+        """From one page to the next, in our region and in the peer's, bytes."""
+        src, dst = self.src_page_stride, self.dst_page_stride
+        return self.page_bytes if src is None else src, self.page_bytes if dst is None else dst
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUp:
@@ -276,8 +282,7 @@ class Fabric(Protocol):
         """Name memory of the host that links may use: register_parts() of the one part."""
 
     def register_parts(self, parts: Sequence[MemoryPart]) -> int:
-        """Name memory that links may use. It stays the caller's, and must outlive the region or the
-        fabric.
+        """Name memory of the caller's that links may use. It must outlive the region or the fabric.
 
         Each part is registered by itself, with keys of its own. Offsets count from the start of the
         first part through all of them, wherever they are mapped.
@@ -294,12 +299,10 @@ class Fabric(Protocol):
         """An endpoint in each domain, and registrations of the region with keys of their own.
 
         Args:
-            window: immediates that the peer may have sent to each domain and that are not counted
-                yet.
+            window: immediates to each domain that the peer may have sent and we have not counted.
 
         Raises:
-            FabricError: also when the completion queue, or the process's descriptors, hold no more
-                links.
+            FabricError: also when the completion queue or the process's descriptors are full.
         """
 
     def descriptor(self, link: int) -> bytes:

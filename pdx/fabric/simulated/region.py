@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from pdx.errors import FabricError
@@ -21,18 +21,20 @@ class Region:
     id: int
     parts: tuple[MemoryPart, ...]
     num_links: int = 0
+    #: How long each part is.
+    part_bytes: tuple[int, ...] = field(init=False)
+    #: The offset at which each part begins, and that behind the last.
+    _starts: list[int] = field(init=False)
 
-    @property
-    def part_bytes(self) -> tuple[int, ...]:
-        """How long each part is."""
-        return tuple(part.num_bytes for part in self.parts)
+    def __post_init__(self) -> None:
+        self.part_bytes = tuple(part.num_bytes for part in self.parts)
+        self._starts = [0, *accumulate(self.part_bytes)]
 
     def address(self, offset: int, num_bytes: int) -> int:
         """Where bytes that lie in one part are mapped."""
-        starts = [0, *accumulate(self.part_bytes)]
-        index = bisect_right(starts, offset) - 1
-        assert offset + num_bytes <= starts[index + 1]
-        return self.parts[index].address + offset - starts[index]
+        index = bisect_right(self._starts, offset) - 1
+        assert offset + num_bytes <= self._starts[index + 1]
+        return self.parts[index].address + offset - self._starts[index]
 
 
 def check_place(
@@ -43,8 +45,7 @@ def check_place(
     Raises:
         FabricError: with where it lies.
     """
-    src_stride = batch.page_bytes if batch.src_page_stride is None else batch.src_page_stride
-    dst_stride = batch.page_bytes if batch.dst_page_stride is None else batch.dst_page_stride
+    src_stride, dst_stride = batch.page_strides
     layers = batch.num_layers - 1
     first = batch.src_offset + src_stride * int(batch.src_pages.min())
     last = batch.src_offset + src_stride * int(batch.src_pages.max())

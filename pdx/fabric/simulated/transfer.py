@@ -80,8 +80,7 @@ class Batch:
         self._first_value = first_value
         self._batch = batch
         self._layer = self._page = 0
-        src = batch.page_bytes if batch.src_page_stride is None else batch.src_page_stride
-        dst = batch.page_bytes if batch.dst_page_stride is None else batch.dst_page_stride
+        src, dst = batch.page_strides
         # Copied: the caller's arrays are its own again when write() returns.
         self._sources = [page * src for page in batch.src_pages.tolist()]
         self._targets = [page * dst for page in batch.dst_pages.tolist()]
