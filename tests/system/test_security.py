@@ -217,7 +217,6 @@ def test_idle_strangers_keep_no_peer_out_and_take_bounded_memory(
     num_strangers, options = 600, ["--secret-file", str(tmp_path / "secret"), *KV]
     prompt = prompt_of(tiny_prompt_ids, 40)
     with contextlib.ExitStack() as stack:
-
         before, num_come = guarded.status().get("bad_connections", 0), 0
 
         def strangers_come() -> None:
