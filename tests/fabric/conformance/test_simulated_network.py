@@ -170,6 +170,7 @@ def test_a_lost_link_ends_its_transfers_before_any_fence(seed: int) -> None:
     here, _ = join(pair.here, pair.there)
     transfer = pair.here.fabric.open_transfer(here, 1, 1)
     pair.here.arm(transfer, dense([0], [0], 64, 1, 16), first_value=1)
+    pair.clock.advance(1_000_000)  # the worker has it: one that comes after the loss has no peer
     pair.there.kill()
     down = pair.here.wait("LinkDown", link=here)
     assert pair.here.wait("TransferDone", transfer=transfer).code == down.code
