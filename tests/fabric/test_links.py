@@ -10,6 +10,7 @@ import pytest
 from pdx.errors import FabricError
 from pdx.fabric import FabricOptions, Provider, library_info, open_fabric
 from tests.fabric.batches import dense
+from tests.fabric.faults.process import congestion_controls, default_congestion_control
 from tests.fabric.sides import Side, join
 
 
@@ -34,6 +35,19 @@ def test_shm_within_one_process_is_refused() -> None:
         _, descriptor = b.open_link()
         with pytest.raises(FabricError, match="two processes"):
             a.fabric.connect(link, descriptor)
+    finally:
+        a.close()
+        b.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_connections_within_one_host_are_not_paced(host: str) -> None:
+    if default_congestion_control() == "reno":
+        pytest.skip("reno is this host's default")
+    a, b = Side("tcp", 4096, bind_host=host), Side("tcp", 4096, bind_host=host)
+    try:
+        join(a, b)
+        assert congestion_controls(a) == {"reno"}
     finally:
         a.close()
         b.close()

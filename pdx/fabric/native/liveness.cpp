@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "port_sockets.hpp"
 #include "worker.hpp"
 
 namespace pdx {
@@ -72,6 +73,9 @@ bool Worker::tend_connecting(Link& link, int64_t now) {
     if (completed && link.probes_read >= link.lanes.size()) {
         link.state = LinkState::kUp;
         num_connecting_--;
+        if (domains_.rules().paced) {
+            for (const Lane& lane : link.lanes) stop_pacing_on_host(link.own[lane.own].name, link.end_of(lane).name);
+        }
         statistics_.links_up.fetch_add(1, std::memory_order_relaxed);
         events_.push({.kind = EventKind::kLinkUp, .link = link.id});
         for (Lane& lane : link.lanes) {

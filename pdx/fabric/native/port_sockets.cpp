@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -45,33 +46,70 @@ int option(int fd, int name) {
     return getsockopt(fd, SOL_SOCKET, name, &value, &size) == 0 ? value : -1;
 }
 
-// True if it was a connection. The descriptor is a copy: the number may be another file's by now, a copy stays its.
-bool shut(int copy, const sockaddr_storage& listener) {
-    sockaddr_storage local{};
-    socklen_t size = sizeof local;
-    if (getsockname(copy, reinterpret_cast<sockaddr*>(&local), &size) || !is_on(local, listener)) return false;
-    if (option(copy, SO_TYPE) != SOCK_STREAM) return false;
-    const bool accepted = option(copy, SO_ACCEPTCONN) == 0;
-    shutdown(copy, SHUT_RDWR);
-    return accepted;
+using AddressOf = int (*)(int fd, sockaddr* address, socklen_t* size);
+
+// Of a socket's own end (getsockname) or its peer's (getpeername); no family: it has none.
+sockaddr_storage address(int fd, AddressOf address_of) {
+    sockaddr_storage found{};
+    socklen_t size = sizeof found;
+    if (address_of(fd, reinterpret_cast<sockaddr*>(&found), &size)) found.ss_family = AF_UNSPEC;
+    return found;
+}
+
+sockaddr_storage address(const std::vector<char>& name) {
+    sockaddr_storage found{};
+    std::memcpy(&found, name.data(), std::min(name.size(), sizeof found));
+    return found;
+}
+
+// Calls `on_socket` with a copy of each descriptor of a TCP socket: the number may be another file's by now, a copy
+// stays its.
+template <typename OnSocket>
+void for_each_stream(OnSocket on_socket) {
+    const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(kDescriptors), closedir);
+    if (!folder) return;
+    while (const dirent* entry = readdir(folder.get())) {
+        if (!is_socket(entry->d_name)) continue;
+        const int copy = fcntl(std::atoi(entry->d_name), F_DUPFD_CLOEXEC, 0);
+        if (copy < 0) continue;
+        if (option(copy, SO_TYPE) == SOCK_STREAM) on_socket(copy);
+        close(copy);
+    }
+}
+
+// Only an address of this host can be bound.
+bool is_of_this_host(sockaddr_storage address) {
+    if (address.ss_family == AF_INET) reinterpret_cast<sockaddr_in&>(address).sin_port = 0;
+    if (address.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6&>(address).sin6_port = 0;
+    const int probe = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (probe < 0) return false;
+    const bool bound = bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+    close(probe);
+    return bound;
 }
 
 }  // namespace
 
 size_t shut_port(const std::vector<char>& name) {
-    sockaddr_storage listener{};
-    std::memcpy(&listener, name.data(), std::min(name.size(), sizeof listener));
-    const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(kDescriptors), closedir);
-    if (!folder) return 0;
+    const sockaddr_storage listener = address(name);
     size_t accepted = 0;
-    while (const dirent* entry = readdir(folder.get())) {
-        if (!is_socket(entry->d_name)) continue;
-        const int copy = fcntl(std::atoi(entry->d_name), F_DUPFD_CLOEXEC, 0);
-        if (copy < 0) continue;
-        accepted += shut(copy, listener);
-        close(copy);
-    }
+    for_each_stream([&](int fd) {
+        if (!is_on(address(fd, getsockname), listener)) return;
+        accepted += option(fd, SO_ACCEPTCONN) == 0;
+        shutdown(fd, SHUT_RDWR);
+    });
     return accepted;
+}
+
+void stop_pacing_on_host(const std::vector<char>& own, const std::vector<char>& peer) {
+    const sockaddr_storage listener = address(own), peer_listener = address(peer);
+    if (!is_of_this_host(peer_listener)) return;
+    for_each_stream([&](int fd) {
+        const sockaddr_storage remote = address(fd, getpeername);
+        const bool opened = is_on(remote, peer_listener);
+        const bool accepted = is_on(address(fd, getsockname), listener) && is_of_this_host(remote);
+        if (opened || accepted) setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+    });
 }
 
 }  // namespace pdx

@@ -1,4 +1,4 @@
-// This process's sockets on one port: what a library has that does not hand out its descriptors.
+// This process's sockets of one listener: what a library has that does not hand out its descriptors.
 #pragma once
 
 #include <cstddef>
@@ -10,5 +10,10 @@ namespace pdx {
 // arrived can still be read. Any thread may call it while others open and close descriptors. Returns how many were
 // accepted; 0 as well where no descriptor is left to look with.
 size_t shut_port(const std::vector<char>& name);
+
+// Takes the pacing from this process's connections between a listener of its own and one of a peer, if the peer's
+// address is one of this host: TCP's congestion control becomes reno, which every Linux has and lets everybody choose.
+// BBR, where it is the host's default, paces by a bandwidth that memory does not have. Nothing is done where it cannot be.
+void stop_pacing_on_host(const std::vector<char>& own, const std::vector<char>& peer);
 
 }  // namespace pdx

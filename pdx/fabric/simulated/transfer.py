@@ -38,9 +38,7 @@ class WriteShape:
     @classmethod
     def of(cls, provider: Provider) -> WriteShape:
         """What the native worker takes; measured, see native/providers."""
-        dips = {"tcp": (32 << 10, 256 << 10), "shm": (4 << 10, 64 << 10)}
-        dip_from, dip_to = dips.get(provider, (0, 0))
-        return cls(dip_from_bytes=dip_from, dip_to_bytes=dip_to)
+        return cls(dip_from_bytes=4 << 10, dip_to_bytes=64 << 10) if provider == "shm" else cls()
 
     def gather_limit(self, atom_bytes: int) -> int:
         """Bytes up to which pieces of one atom each are gathered."""

@@ -12,7 +12,13 @@ import struct
 from pathlib import Path
 from typing import Any
 
-__all__ = ["limit_descriptors", "reset_connections", "resident_bytes"]
+__all__ = [
+    "congestion_controls",
+    "default_congestion_control",
+    "limit_descriptors",
+    "reset_connections",
+    "resident_bytes",
+]
 
 _LIBC = ctypes.CDLL(None)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -21,6 +27,17 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def reset_connections(side: Any) -> int:
     """Break every TCP connection of the process: its peers get a reset. Returns how many."""
     return sum(_reset(number) for number in _descriptors())
+
+
+def congestion_controls(side: Any) -> set[str]:
+    """What paces the process's TCP connections, listeners aside."""
+    found = (_congestion_control(number) for number in _descriptors())
+    return {name for name in found if name is not None}
+
+
+def default_congestion_control() -> str:
+    """What a connection gets that asks for none."""
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
 
 
 def limit_descriptors(side: Any, spare: int | None) -> None:
@@ -66,3 +83,16 @@ def _reset(number: int) -> bool:
             return False
         nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
         return bool(_LIBC.connect(sock.fileno(), nowhere, len(nowhere)) == 0)
+
+
+def _congestion_control(number: int) -> str | None:
+    """None: not a TCP connection."""
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
+        return None
+    with socket.socket(fileno=os.dup(number)) as sock:
+        if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+            return None
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return None
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        return name.rstrip(b"\0").decode()

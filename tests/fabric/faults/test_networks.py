@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 
 import numpy as np
+import pytest
 
 from tests.fabric.batches import dense
 from tests.fabric.faults.network import Cable, Hosts, Relay
+from tests.fabric.faults.process import congestion_controls, default_congestion_control
 from tests.fabric.sides import RemoteSide, assert_serves, join
 
 MIB = 1 << 20
@@ -26,6 +28,17 @@ def _write_all(writer: RemoteSide, link: int) -> int:
 
 def _wait_beats(side: RemoteSide, count: int) -> None:
     side.wait_statistic("beats_sent", side.statistics().beats_sent + count)
+
+
+def test_another_host_is_written_to_with_the_congestion_control_that_is_set_here(
+    hosts: Hosts, cable: Cable
+) -> None:
+    if default_congestion_control() == "reno":
+        pytest.skip("reno is this host's default")
+    a, b = hosts.sides(cable, NUM_PAGES * PAGE_BYTES)
+    join(a, b)
+    assert a.run(congestion_controls) == {default_congestion_control()}
+    assert b.run(congestion_controls) == {default_congestion_control()}
 
 
 def test_a_cut_that_is_mended_before_the_beats_run_out_loses_nothing(

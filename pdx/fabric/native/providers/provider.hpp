@@ -40,6 +40,8 @@ struct ProviderRules {
     bool injects = true;
     // An endpoint's close leaves connections that were accepted and whose request was not read (libfabric 1.17 to 2.5).
     bool forgets_accepted = false;
+    // Its connections are TCP's, with the host's congestion control.
+    bool paced = false;
     // Can register device memory from a DMA-BUF.
     bool device_memory = false;
     // Writes between these sizes (both excluded) are slower than those of either size; see WriteShape.

@@ -10,9 +10,7 @@ const ProviderRules& tcp_rules() {
         .names = {"tcp", "net"},
         .by_address = true,
         .forgets_accepted = true,
-        // Measured on loopback (2.5), GB/s: 16 KiB 2.7, 32 KiB 3.7, 64 KiB 1.6, 128 KiB 2.6, 256 KiB 3.8, 1 MiB 4.9.
-        .dip_from_bytes = 32 << 10,
-        .dip_to_bytes = 256 << 10,
+        .paced = true,
         .set_hints =
             [](fi_info& hints, const std::string& host) {
                 hints.addr_format = host.find(':') != std::string::npos ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
