@@ -108,8 +108,8 @@ void fill(const pdx::Event& event, pdx_fabric_event& out) {
 
 template <typename Counters>
 int64_t copy_counters(const Counters& from, uint64_t* out, size_t max) {
-    constexpr size_t count = sizeof(Counters) / sizeof(std::atomic<uint64_t>);
-    const auto* counters = reinterpret_cast<const std::atomic<uint64_t>*>(&from);
+    constexpr size_t count = sizeof(Counters) / sizeof(pdx::Counter);
+    const auto* counters = reinterpret_cast<const pdx::Counter*>(&from);
     for (size_t i = 0; i < std::min(max, count); i++) out[i] = counters[i].load();
     return static_cast<int64_t>(count);
 }

@@ -41,7 +41,7 @@ bool Worker::read_queue(size_t domain) {
             continue;
         }
         if (n < 0) {
-            statistics_.queue_errors.fetch_add(1, std::memory_order_relaxed);
+            statistics_.queue_errors.add();
             break;
         }
         for (ssize_t k = 0; k < n; k++) {
@@ -72,8 +72,8 @@ void Worker::credit_imms(size_t domain) {
     if (imms_.empty()) return;
     const int64_t now = now_ns();
     slots_.credit(imms_, now, owners_);
-    statistics_.imms_reaped.fetch_add(imms_.size(), std::memory_order_relaxed);
-    domains_[domain].statistics().imms_reaped.fetch_add(imms_.size(), std::memory_order_relaxed);
+    statistics_.imms_reaped.add(imms_.size());
+    domains_[domain].statistics().imms_reaped.add(imms_.size());
     Link* link = nullptr;
     for (const LinkId owner : owners_) {
         if (!link || link->id != owner) {
@@ -81,7 +81,7 @@ void Worker::credit_imms(size_t domain) {
             link = found == links_.end() ? nullptr : found->second.get();
         }
         if (!link) {
-            statistics_.unowned_imms.fetch_add(1, std::memory_order_relaxed);
+            statistics_.unowned_imms.add();
             strays_[domain]++;
             continue;
         }
@@ -105,7 +105,7 @@ void Worker::on_error(size_t domain) {
     // What fails on the receiving side has no op of ours; the sender hears of it, and our count stays short.
     Op* op = rc < 0 ? nullptr : ops_.find(error.entry.op_context);
     if (!op) {
-        statistics_.queue_errors.fetch_add(1, std::memory_order_relaxed);
+        statistics_.queue_errors.add();
         return;
     }
     const int code = error.entry.err ? error.entry.err : FI_EIO;
@@ -117,7 +117,7 @@ void Worker::on_complete(Op* op, int code, const std::string& reason) {
     ops_.give_back(op);
     Link* link = was.link;
     if (!link) {
-        statistics_.late_completions.fetch_add(1, std::memory_order_relaxed);
+        statistics_.late_completions.add();
         return;
     }
     Lane& lane = link->lanes[was.lane];
@@ -128,7 +128,7 @@ void Worker::on_complete(Op* op, int code, const std::string& reason) {
         link->writes_in_flight--;
         lane.bytes_in_flight -= was.num_bytes;
         writes_in_flight_--;
-        (code ? statistics_.writes_failed : statistics_.writes_completed).fetch_add(1, std::memory_order_relaxed);
+        (code ? statistics_.writes_failed : statistics_.writes_completed).add();
         was.transfer->in_flight--;
         if (code) {
             was.transfer->failed_atoms += was.atoms;

@@ -30,18 +30,28 @@ struct Event {
     std::vector<uint32_t> arrival_atoms = {};
 };
 
-// Counters only rise. Order and names are part of the C ABI (NativeFabric reads them by position).
+// Rises only. One thread at a time adds, without the cost of a locked instruction; any thread reads.
+class Counter {
+  public:
+    void add(uint64_t more = 1) { value_.store(load() + more, std::memory_order_relaxed); }
+    uint64_t load() const { return value_.load(std::memory_order_relaxed); }
+
+  private:
+    std::atomic<uint64_t> value_{0};
+};
+
+// The worker's. Order and names are part of the C ABI (NativeFabric reads them by position).
 struct Statistics {
-    std::atomic<uint64_t> writes_posted{0}, bytes_posted{0}, atoms_posted{0};
-    std::atomic<uint64_t> writes_completed{0}, writes_failed{0}, late_completions{0}, eagain{0};
-    std::atomic<uint64_t> imms_reaped{0}, atoms_reaped{0}, stale_imms{0}, surplus_slots{0}, unowned_imms{0};
-    std::atomic<uint64_t> beats_sent{0}, links_up{0}, links_down{0}, links_fenced{0};
-    std::atomic<uint64_t> queue_errors{0}, sleeps{0};
+    Counter writes_posted, bytes_posted, atoms_posted;
+    Counter writes_completed, writes_failed, late_completions, eagain;
+    Counter imms_reaped, atoms_reaped, stale_imms, surplus_slots, unowned_imms;
+    Counter beats_sent, links_up, links_down, links_fenced;
+    Counter queue_errors, sleeps;
 };
 
 // Of one domain; in the order of the C ABI.
 struct DomainStatistics {
-    std::atomic<uint64_t> writes_posted{0}, bytes_posted{0}, imms_reaped{0};
+    Counter writes_posted, bytes_posted, imms_reaped;
 };
 
 // Filled by the worker (and by callers, for what is decided at once), drained by one reader. The descriptor is readable

@@ -76,7 +76,7 @@ bool Worker::tend_connecting(Link& link, int64_t now) {
         if (domains_.rules().paced) {
             for (const Lane& lane : link.lanes) stop_pacing_on_host(link.own[lane.own].name, link.end_of(lane).name);
         }
-        statistics_.links_up.fetch_add(1, std::memory_order_relaxed);
+        statistics_.links_up.add();
         events_.push({.kind = EventKind::kLinkUp, .link = link.id});
         for (Lane& lane : link.lanes) {
             lane.last_life_ns = now;
@@ -122,7 +122,7 @@ void Worker::send_beat(Link& link, Lane& lane) {
     lane.tick++;
     end.reported_reaped = end.reaped;
     lane.beats_in_flight++;
-    statistics_.beats_sent.fetch_add(1, std::memory_order_relaxed);
+    statistics_.beats_sent.add();
 }
 
 // Once for each link. From here on nothing more is posted on it; its transfers end when libfabric gives back what is in
@@ -131,7 +131,7 @@ void Worker::link_down(Link& link, int code, const std::string& reason) {
     if (link.state == LinkState::kDown) return;
     if (link.state == LinkState::kConnecting) num_connecting_--;
     link.state = LinkState::kDown;
-    statistics_.links_down.fetch_add(1, std::memory_order_relaxed);
+    statistics_.links_down.add();
     events_.push({.kind = EventKind::kLinkDown, .link = link.id, .code = code, .reason = reason});
     std::vector<Transfer*> ended;
     for (auto& [id, transfer] : transfers_) {
@@ -142,7 +142,7 @@ void Worker::link_down(Link& link, int code, const std::string& reason) {
 
 void Worker::announce_fenced(Link& link) {
     link.release_region();
-    statistics_.links_fenced.fetch_add(1, std::memory_order_relaxed);
+    statistics_.links_fenced.add();
     events_.push({.kind = EventKind::kFenced, .link = link.id});
 }
 

@@ -71,7 +71,7 @@ bool Worker::post_link(Link& link) {
         if (!lane) return any;
         const ssize_t rc = post_write(link, *lane, transfer, *batch);
         if (rc == -FI_EAGAIN) {
-            statistics_.eagain.fetch_add(1, std::memory_order_relaxed);
+            statistics_.eagain.add();
             if (!lane->blocked_since_ns) lane->blocked_since_ns = now_ns();
             refused |= 1u << (lane - link.lanes.data());
             continue;
@@ -156,11 +156,11 @@ ssize_t Worker::post_write(Link& link, Lane& lane, Transfer& transfer, Batch& ba
     link.writes_in_flight++;
     lane.bytes_in_flight += num_bytes;
     writes_in_flight_++;
-    statistics_.writes_posted.fetch_add(1, std::memory_order_relaxed);
-    statistics_.bytes_posted.fetch_add(num_bytes, std::memory_order_relaxed);
-    statistics_.atoms_posted.fetch_add(imm.atoms, std::memory_order_relaxed);
-    end.domain.statistics().writes_posted.fetch_add(1, std::memory_order_relaxed);
-    end.domain.statistics().bytes_posted.fetch_add(num_bytes, std::memory_order_relaxed);
+    statistics_.writes_posted.add();
+    statistics_.bytes_posted.add(num_bytes);
+    statistics_.atoms_posted.add(imm.atoms);
+    end.domain.statistics().writes_posted.add();
+    end.domain.statistics().bytes_posted.add(num_bytes);
     return 0;
 }
 

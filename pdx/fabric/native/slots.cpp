@@ -79,10 +79,10 @@ void SlotTable::credit(const std::vector<Imm>& imms, int64_t now, std::vector<Li
 LinkId SlotTable::credit_one(const Imm& imm, int64_t now) {
     Slot& slot = slots_[imm.slot];
     if (slot.generation != imm.generation || slot.state != State::kArmed) {
-        statistics_.stale_imms.fetch_add(1, std::memory_order_relaxed);
+        statistics_.stale_imms.add();
         return slot.generation == imm.generation ? slot.link : 0;
     }
-    statistics_.atoms_reaped.fetch_add(imm.atoms, std::memory_order_relaxed);
+    statistics_.atoms_reaped.add(imm.atoms);
     slot.count += imm.atoms;
     note_arrival(slot, now);
     settle(slot, imm.slot);
@@ -112,7 +112,7 @@ void SlotTable::note_arrival(Slot& slot, int64_t now) {
 void SlotTable::settle(Slot& slot, uint32_t index) {
     if (slot.count > slot.expected && !slot.surplus) {
         slot.surplus = true;
-        statistics_.surplus_slots.fetch_add(1, std::memory_order_relaxed);
+        statistics_.surplus_slots.add();
         events_.push({.kind = EventKind::kSurplus, .link = slot.link, .slot = index, .generation = slot.generation,
                       .atoms = slot.count});
     }

@@ -286,7 +286,7 @@ void Worker::idle(int64_t now) {
         !domains_.may_wait()) {
         return sleeper_.call_off();
     }
-    statistics_.sleeps.fetch_add(1, std::memory_order_relaxed);
+    statistics_.sleeps.add();
     sleeper_.sleep(timeout, !armed_.empty());
 }
 
