@@ -1,4 +1,4 @@
-"""`pdx bench kernels --offline`: arithmetic on shapes and records, no GPU."""
+"""`pdx bench kernels`: bounds without a GPU, and how what a GPU measures is shown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pdx.cli.bench_kernels import measured_table
 from pdx.cli.kernel_floors import GPUS, floors, static_figures
 
 
@@ -78,8 +79,44 @@ def test_prints_tables_or_json() -> None:
     assert "At least, on H200" in bench("--offline").stdout
 
 
+def row(op: str, **fields: object) -> dict[str, object]:
+    return {
+        "op": op,
+        "shape": "32 x (4095 + 1)",
+        "times": {"median": 200.0, "p20": 190.0, "p80": 230.0},
+        "of_copy": 0.85,
+        "tflops": 2.5,
+        "others": {"torch": 300.0},
+        "notes": {"flashinfer": "not installed"},
+        "failure": None,
+    } | fields
+
+
+def test_others_are_multiples_of_ours_and_say_why_they_are_absent() -> None:
+    rows = [
+        row("decode"),
+        row("norm", tflops=0.0, others={}, notes={}),
+        row("linear", times=None, of_copy=None, tflops=None, others={}, notes={}, failure="no"),
+    ]
+    table = measured_table({"gpu": "H200", "copy_gb_per_s": 4312.4}, rows)
+    assert table.title == "H200, a copy has 4312 GB/s"
+    assert table.columns == ("op", "shape", "us", "of copy", "TFLOPS", "torch x", "flashinfer x")
+    shape = "32 x (4095 + 1)"
+    assert table.rows == (
+        ("decode", shape, "200.0", "85%", "2.5", "1.50", "-"),
+        ("norm", shape, "200.0", "85%", "-", "-", "-"),
+        ("linear", shape, "failed", "-", "-", "-", "-"),
+    )
+    assert table.note.count("flashinfer: not installed") == 1
+
+
 @pytest.mark.parametrize(
-    ("arguments", "told"), [((), "--offline"), (("--offline", "--gpu", "v100"), "v100")]
+    ("arguments", "told"),
+    [
+        ((), "no GPU that torch can use"),
+        ((), "--offline"),
+        (("--offline", "--gpu", "v100"), "v100"),
+    ],
 )
 def test_what_it_cannot_do_is_refused(arguments: tuple[str, ...], told: str) -> None:
     run = bench(*arguments)
