@@ -9,20 +9,26 @@ from typing import Any
 
 import pytest
 
+from tests.kernels.gate.comparison import Comparison, summary
+
 _RESULTS = Path(__file__).parents[3] / "pdx" / "kernels" / "compiled.json"
 
 
-#: What differs from the records under another Triton than theirs: told, not asserted.
-OTHER_TRITON = pytest.StashKey[list[str]]()
+#: Launches that were compiled with another Triton than the records': told, not asserted.
+OTHER_TRITON = pytest.StashKey[list[Comparison]]()
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    told = config.stash.get(OTHER_TRITON, [])
-    if told:
-        terminalreporter.section("figures that differ under this Triton")
-        for line in told:
+    compared = config.stash.get(OTHER_TRITON, [])
+    if compared:
+        import triton
+
+        from tests.kernels.gate.test_gate import RECORDED_WITH
+
+        terminalreporter.section("beside the records")
+        for line in summary(compared, triton.__version__, f"{RECORDED_WITH}x"):
             terminalreporter.write_line(line)
 
 
