@@ -7,7 +7,6 @@ import itertools
 import os
 import resource
 import socket
-import stat
 import struct
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def reset_connections(side: Any) -> int:
     """Break every TCP connection of the process: its peers get a reset. Returns how many."""
-    return sum(_reset(number) for number in _descriptors())
+    return sum(_reset(number) for number in _sockets())
 
 
 def congestion_controls(side: Any) -> set[str]:
     """What paces the process's TCP connections, listeners aside."""
-    found = (_congestion_control(number) for number in _descriptors())
+    found = (_congestion_control(number) for number in _sockets())
     return {name for name in found if name is not None}
 
 
@@ -56,6 +55,20 @@ def resident_bytes(side: Any) -> int:
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
+def _sockets() -> list[int]:
+    """Looks at names only: a worker may open a file of its own at this moment."""
+    entries = Path("/proc/self/fd").iterdir()
+    return [int(entry.name) for entry in entries if _target(entry).startswith("socket:")]
+
+
+def _target(entry: Path) -> str:
+    """Empty where it is closed by now."""
+    try:
+        return str(entry.readlink())
+    except FileNotFoundError:
+        return ""
+
+
 def _descriptors() -> list[int]:
     numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     return [number for number in numbers if _is_open(number)]
@@ -72,8 +85,6 @@ def _is_open(number: int) -> bool:
 
 def _reset(number: int) -> bool:
     """Whether it was a TCP connection. Connecting it to no address is what resets it."""
-    if not stat.S_ISSOCK(os.fstat(number).st_mode):
-        return False
     with socket.socket(fileno=os.dup(number)) as sock:
         if sock.type != socket.SOCK_STREAM or sock.family not in (socket.AF_INET, socket.AF_INET6):
             return False
@@ -87,8 +98,6 @@ def _reset(number: int) -> bool:
 
 def _congestion_control(number: int) -> str | None:
     """None: not a TCP connection."""
-    if not stat.S_ISSOCK(os.fstat(number).st_mode):
-        return None
     with socket.socket(fileno=os.dup(number)) as sock:
         if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
             return None
