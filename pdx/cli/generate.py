@@ -41,6 +41,7 @@ class _Job:
     top_p: float
     seed: int | None
     ignore_eos: bool
+    draft: bool
     as_json: bool
 
 
@@ -90,6 +91,14 @@ def generate(
             help="Go on after an end-of-sequence token.",
         ),
     ] = False,
+    draft: Annotated[
+        bool,
+        typer.Option(
+            "--draft",
+            rich_help_panel="Model",
+            help="Load the model's layer that drafts, and verify its drafts: the same text.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Generate from one prompt on this machine, colocated."""
@@ -103,11 +112,12 @@ def generate(
         top_p=top_p,
         seed=seed,
         ignore_eos=ignore_eos,
+        draft=draft,
         as_json=as_json,
     )
     import asyncio
 
-    asyncio.run(_generate(job, settings.build(EngineConfig, max_num_seqs=1)))
+    asyncio.run(_generate(job, settings.build(EngineConfig, max_num_seqs=1, drafts=draft)))
 
 
 async def _generate(job: _Job, config: EngineConfig) -> None:
@@ -160,12 +170,15 @@ async def _run(job: _Job, folder: Path, loaded: LoadedModel) -> None:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
     if job.as_json:
-        result = {
+        result: dict[str, object] = {
             "prompt_token_ids": prompt_ids,
             "token_ids": output_ids,
             "text": text,
             "finish_reason": reason,
         }
+        if job.draft:
+            result["num_drafts"] = engine.scheduler.num_drafts
+            result["num_right_drafts"] = engine.scheduler.num_right_drafts
         sys.stdout.write(json.dumps(result))
     sys.stdout.write("\n")
 

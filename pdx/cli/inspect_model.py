@@ -59,7 +59,7 @@ def model(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
     num_parameters: int
-    #: Of layers that only draft, and stay on disk.
+    #: Of layers that only draft, which nodes leave on disk.
     num_draft_parameters: int
     #: In all files, as stored.
     stored_bytes: int
@@ -90,6 +90,9 @@ class _Memory:
     #: KV of one page over all layers.
     page_bytes: int
     token_bytes: int
+    #: What `pdx generate --draft` loads besides, and has more of a token; 0 where it cannot.
+    draft_weight_bytes: int
+    draft_token_bytes: int
     kv_fits: tuple[_Fit, ...]
     gpu_fits: tuple[_Fit, ...]
     #: A rank of each number of ranks that the model can be split over.
@@ -188,6 +191,11 @@ def _memory(config: ModelConfig, weights: _Weights, asked: EngineConfig) -> _Mem
     kv_dtype = dataclasses.replace(asked, dtype=dtype).kv_type
     page = kv_layout(config, page_size, 1, kv_dtype)
     weight_bytes = weights.num_parameters * ITEMSIZE[dtype]
+    may_draft = config.num_draft_layers == 1 and weights.num_draft_parameters > 0
+    draft_token_bytes = 0
+    if may_draft:
+        drafting = kv_layout(config, page_size, 1, kv_dtype, drafts=True)
+        draft_token_bytes = drafting.token_bytes - page.token_bytes
 
     def fit(memory_bytes: int, kv_bytes: int) -> _Fit:
         num_pages = max(kv_bytes, 0) // page.total_bytes
@@ -207,6 +215,8 @@ def _memory(config: ModelConfig, weights: _Weights, asked: EngineConfig) -> _Mem
         page_size=page_size,
         page_bytes=page.total_bytes,
         token_bytes=page.token_bytes,
+        draft_weight_bytes=weights.num_draft_parameters * ITEMSIZE[dtype] if may_draft else 0,
+        draft_token_bytes=draft_token_bytes,
         kv_fits=tuple(fit(gib * _GIB, gib * _GIB) for gib in _KV_SIZES_GIB),
         gpu_fits=tuple(fit(gib * _GIB, gib * _GIB - weight_bytes) for gib in GPU_SIZES_GIB),
         ranks=tuple(plan_ranks(config, page_size=page_size, dtype=dtype, kv_dtype=kv_dtype)),
@@ -305,7 +315,7 @@ def _experts_rows(config: ModelConfig) -> list[tuple[str, str]]:
         text += f", and one of {experts.shared_inner_size:,} for all"
     rows = [("experts", text), ("sparse layers", f"{len(experts.layers)} of {config.num_layers}")]
     if config.num_draft_layers:
-        rows.append(("drafting layers", f"{config.num_draft_layers}, not used yet"))
+        rows.append(("drafting layers", str(config.num_draft_layers)))
     return rows
 
 
@@ -315,6 +325,9 @@ def _cache(memory: _Memory) -> Table:
         ("KV of a token", f"{memory.token_bytes:,} bytes"),
         ("KV of a page", f"{memory.page_bytes:,} bytes, {_count(memory.page_size, 'token')}"),
     ]
+    if memory.draft_weight_bytes:
+        kv = f"{memory.draft_token_bytes:,} bytes of KV a token"
+        rows.append(("--draft takes besides", f"{_size(memory.draft_weight_bytes)}, {kv}"))
     kv = "" if memory.kv_dtype == memory.dtype else f", KV in {memory.kv_dtype}"
     return Table(title=f"Memory in {memory.dtype}{kv}", rows=tuple(rows))
 

@@ -118,6 +118,9 @@ class EngineConfig:
         minimum=1,
     )
 
+    #: Whether ranks load the model's layer that drafts, and use it. A command's own flag.
+    drafts: bool = False
+
     def __post_init__(self) -> None:
         for name in ("page_size", "chunk_len", "max_num_seqs", "reserve_output_len"):
             if getattr(self, name) < 1:

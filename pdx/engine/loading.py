@@ -13,7 +13,9 @@ from typing import Protocol
 from pdx.config.engine import EngineConfig, interprets_kernels
 from pdx.config.float8_split import check_float8_split
 from pdx.config.model import ModelConfig
+from pdx.config.weight_headers import read_weight_headers
 from pdx.engine.step_loop import Ranks
+from pdx.errors import CheckpointError, ConfigError
 from pdx.fabric import MemoryPart
 from pdx.kv.geometry import check_tp_size, node_layout, num_pages_of
 from pdx.kv.layout import NodeLayout
@@ -91,6 +93,7 @@ class LoadedModel:
             chunk_len=self.config.chunk_len,
             max_num_seqs=self.config.max_num_seqs,
             reserve_output_len=self.config.reserve_output_len,
+            drafts=self.config.drafts,
         )
         pool = PagePool(self.layout.rank.num_pages)
         return Scheduler(limits, pool, self._cache_root() if self.config.prefix_cache else None)
@@ -107,6 +110,31 @@ class LoadedModel:
         self.memory.close()
 
 
+def _check_drafts(folder: Path, model: ModelConfig, config: EngineConfig) -> None:
+    if not config.drafts:
+        if model.num_draft_layers:
+            logger.warning(
+                "%s: %d layers that draft are checked and left on disk (pdx generate --draft "
+                "uses one; nodes do not draft yet)",
+                folder.name,
+                model.num_draft_layers,
+            )
+        return
+    if model.num_draft_layers != 1:
+        raise ConfigError(
+            f"--draft: {folder.name} has {model.num_draft_layers} layers that draft "
+            "(num_nextn_predict_layers), and one is used",
+            hint="leave out --draft",
+        )
+    first = f"model.layers.{model.num_layers}."
+    if not any(name.startswith(first) for name in read_weight_headers(folder)):
+        raise CheckpointError(
+            f"--draft: {folder} has no tensors {first}*, the layer that drafts; its config.json "
+            f"promises it (num_nextn_predict_layers is {model.num_draft_layers})",
+            hint="leave out --draft, or download the weights again: some copies leave it out",
+        )
+
+
 async def load_model(
     folder: Path, config: EngineConfig, on_loading: Callable[[RankLoading], None]
 ) -> LoadedModel:
@@ -118,12 +146,7 @@ async def load_model(
     model = ModelConfig.load(folder)
     if config.dtype == "auto":
         config = dataclasses.replace(config, dtype=model.dtype)
-    if model.num_draft_layers:
-        logger.warning(
-            "%s: %d layers that draft are checked and left on disk; nodes do not draft yet",
-            folder.name,
-            model.num_draft_layers,
-        )
+    _check_drafts(folder, model, config)
     check_tp_size(model, config.tp_size)
     config.check_kv_type(interprets_kernels=interprets_kernels())
     num_pages = num_pages_of(
@@ -133,6 +156,7 @@ async def load_model(
         config.kv_memory_bytes,
         config.kv_type,
         config.tp_size,
+        drafts=config.drafts,
     )
     if config.device != "cpu":
         check_float8_split(model, config.tp_size)
@@ -150,12 +174,14 @@ async def load_model(
                 chunk_len=config.chunk_len,
                 poison=config.poison,
                 kv_dtype=config.kv_type,
+                drafts=config.drafts,
             ),
             on_loading,
         )
         layout = node_layout(
             *(model, config.page_size, ready.num_pages, config.kv_type, config.tp_size),
             alignment=ready.kv_alignment,
+            drafts=config.drafts,
         )
         assert layout.rank.total_bytes == ready.kv_bytes
         weights_id, written_id = model_id(folder), text_id(folder)

@@ -35,9 +35,18 @@ def check_tp_size(config: ModelConfig, tp_size: int) -> None:
 
 
 def kv_layout(
-    config: ModelConfig, page_size: int, num_pages: int, dtype: str, tp_size: int = 1
+    config: ModelConfig,
+    page_size: int,
+    num_pages: int,
+    dtype: str,
+    tp_size: int = 1,
+    *,
+    drafts: bool = False,
 ) -> KvLayout:
     """The layout of ``num_pages`` pages (each one spans all layers) on each of a node's ranks.
+
+    Args:
+        drafts: whether the layers that draft have KV too, behind the others'.
 
     Raises:
         ConfigError: a number is not positive, the dtype is unknown, or the ranks do not divide the
@@ -53,8 +62,10 @@ def kv_layout(
     num_parts, part_dim = config.kv_parts
     if dtype == "float8" and config.mla is not None:
         part_dim = config.mla.float8_record_bytes
+    num_draft_layers = config.num_draft_layers if drafts else 0
     return KvLayout(
-        num_layers=config.num_layers,
+        num_layers=config.num_layers + num_draft_layers,
+        num_draft_layers=num_draft_layers,
         num_kv_heads=len(kv_heads_of_rank(config.num_kv_heads, tp_size, 0)),
         head_dim=part_dim,
         page_size=page_size,
@@ -71,19 +82,28 @@ def node_layout(
     dtype: str,
     tp_size: int,
     alignment: int = mmap.PAGESIZE,
+    *,
+    drafts: bool = False,
 ) -> NodeLayout:
     """The layout of all ranks of a node. Raises as :func:`kv_layout` does."""
-    rank = kv_layout(config, page_size, num_pages, dtype, tp_size)
+    rank = kv_layout(config, page_size, num_pages, dtype, tp_size, drafts=drafts)
     return NodeLayout(
         rank=rank, tp_size=tp_size, num_kv_heads=config.num_kv_heads, alignment=alignment
     )
 
 
 def num_pages_in(
-    config: ModelConfig, page_size: int, memory_bytes: int, dtype: str, tp_size: int = 1
+    config: ModelConfig,
+    page_size: int,
+    memory_bytes: int,
+    dtype: str,
+    tp_size: int = 1,
+    *,
+    drafts: bool = False,
 ) -> int:
     """How many pages (of all layers) ``memory_bytes`` of a rank hold; 0 where not even one fits."""
-    return memory_bytes // kv_layout(config, page_size, 1, dtype, tp_size).total_bytes
+    page = kv_layout(config, page_size, 1, dtype, tp_size, drafts=drafts)
+    return memory_bytes // page.total_bytes
 
 
 def num_pages_of(
@@ -93,6 +113,8 @@ def num_pages_of(
     memory_bytes: int,
     dtype: str,
     tp_size: int = 1,
+    *,
+    drafts: bool = False,
 ) -> int:
     """``num_pages``, else how many ``memory_bytes`` of a rank hold.
 
@@ -101,7 +123,7 @@ def num_pages_of(
     """
     if num_pages is not None:
         return num_pages
-    held = num_pages_in(config, page_size, memory_bytes, dtype, tp_size)
+    held = num_pages_in(config, page_size, memory_bytes, dtype, tp_size, drafts=drafts)
     if not held:
         raise ConfigError(
             f"{memory_bytes:,} bytes of KV memory hold no page of {page_size:,} tokens",

@@ -82,10 +82,15 @@ class CausalLM(nn.Module):
         hidden: Tensor = self.model(token_ids, positions, kv, batch, on_layer_kv_ready)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden rows [N, H] -> float32 [N, V]. Ask only for rows that are read: V is large."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        ours = self.ops.linear(hidden, head.weight, None).float()
+    def logits(self, hidden: Tensor, head: Tensor | None = None) -> Tensor:
+        """Hidden rows [N, H] -> float32 [N, V]. Ask only for rows that are read: V is large.
+
+        Args:
+            hidden: of ``forward``, or of what ``head`` belongs to.
+            head: this rank's rows of another output head, [V / ranks, H]; None: the model's own.
+        """
+        own = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        ours = self.ops.linear(hidden, own.weight if head is None else head, None).float()
         return self._tp.concat(ours, self._vocab_sizes)
 
 
@@ -97,6 +102,8 @@ class _Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, tp)
+        self._num_layers = config.num_layers
+        #: Behind these may be one that drafts, which a pass does not run through.
         self.layers = nn.ModuleList(layers)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, ops)
         self.rotary = RotaryEmbedding(config.rope, config.rope_dim)
@@ -111,7 +118,7 @@ class _Decoder(nn.Module):
     ) -> Tensor:
         hidden: Tensor = self.embed_tokens(token_ids)
         cos_sin = self.rotary(positions)
-        for layer_idx, layer in enumerate(self.layers):
+        for layer_idx, layer in zip(range(self._num_layers), self.layers, strict=False):
 
             def ready(layer_idx: int = layer_idx) -> None:
                 on_layer_kv_ready(layer_idx)

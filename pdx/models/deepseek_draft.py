@@ -1,8 +1,8 @@
 """DeepSeek-V3's layer that drafts (multi-token prediction): from a position and the token after it
 to the token after that.
 
-Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2. Nodes do not draft yet: they
-check that a checkpoint's draft layer is whole and leave it on disk.
+Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2. Who uses it:
+``pdx.runner.drafting``. Where nobody does, its tensors are checked and left on disk.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class DraftLayer(DecoderLayer):
         self.eh_proj = Linear(2 * hidden, hidden, bias=False, ops=ops)
         self.shared_head = _SharedHead(config, ops, tp)
 
+    @property
+    def head(self) -> Tensor:
+        """This rank's rows of the layer's output head, for ``CausalLM.logits``."""
+        weight: Tensor = self.shared_head.head.weight
+        return weight
+
     def draft(self, hidden: Tensor, next_ids: Tensor, layer_pass: LayerPass) -> Tensor:
         """What ``CausalLM.logits`` takes, for the token after the next one.
 
@@ -61,3 +67,4 @@ class _SharedHead(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, ops)
         rows = even_shard(config.vocab_size, tp)
         self.head = ColumnLinear(config.hidden_size, rows, bias=False, ops=ops)
+        self.head.float8 = ()  # read as the model's own head is

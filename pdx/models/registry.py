@@ -16,7 +16,7 @@ from pdx.models.qwen3 import build_qwen3
 from pdx.models.qwen3_moe import build_qwen3_moe
 from pdx.models.sharding import LoneRank, TpGroup
 
-__all__ = ["CausalLM", "build_drafts", "build_model"]
+__all__ = ["CausalLM", "DraftLayer", "add_draft_layer", "build_drafts", "build_model"]
 
 _ALONE = LoneRank()
 
@@ -36,6 +36,16 @@ def build_model(config: ModelConfig, ops: Ops, tp: TpGroup = _ALONE) -> CausalLM
             return build_deepseek_v3(config, ops, tp)
         case _:
             assert_never(config.family)
+
+
+def add_draft_layer(
+    model: CausalLM, config: ModelConfig, ops: Ops, tp: TpGroup = _ALONE
+) -> DraftLayer:
+    """The layer that drafts, put behind the model's last one: it is loaded with the model."""
+    assert config.num_draft_layers == 1
+    layer = DraftLayer(config, ops, tp)
+    model.model.layers.append(layer)
+    return layer
 
 
 def build_drafts(config: ModelConfig, ops: Ops, tp: TpGroup = _ALONE) -> nn.ModuleDict:

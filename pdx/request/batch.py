@@ -58,6 +58,9 @@ class RequestStep(msgspec.Struct, frozen=True, kw_only=True):
     #: Zero the unused tokens of the last page (all layers) before the pass, because the page will
     #: be sent whole.
     zero_last_page: bool = False
+    #: A draft may be fed behind the last token, if the rank has one: the pages hold it. Where it is
+    #: what is sampled, a second token is sampled behind it.
+    may_draft: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
@@ -105,7 +108,10 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
     """The result of a pass, in the order of the batch's sampling steps."""
 
     pass_idx: int
+    #: Of a step whose draft was right there are two.
     tokens: list[SampledToken]
+    #: Drafts that were fed.
+    num_drafts: int = 0
     #: What this pass scored of prompts whose requests ask for it.
     prompt_scores: list[PromptScores] = []
     #: Wall time of the pass in the rank, seconds.

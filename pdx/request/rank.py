@@ -50,6 +50,8 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     rendezvous: str = ""
     #: Of the KV memory: as ``dtype``, or "float8"; None: ``dtype``.
     kv_dtype: str | None = None
+    #: Load the model's layer that drafts as well, and feed its drafts where steps allow it.
+    drafts: bool = False
 
     @property
     def kv_type(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +18,7 @@ from pdx.models.sharding import TpGroup
 from pdx.request.batch import Batch, SampledToken, StepOutput
 from pdx.runner.device import RankDevice
 from pdx.runner.device_sampler import draw_arrays, draw_tokens, to_tokens
+from pdx.runner.drafting import Drafter
 from pdx.runner.progress import Progress
 from pdx.runner.prompt_scores import score_prompts
 from pdx.runner.requests import Draw, PassInputs, RequestTable
@@ -38,6 +40,7 @@ class ModelRunner:
         tp: TpGroup,
         tokenless_ids: Sequence[int] = (),
         device: RankDevice | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._tp = tp
         self._model = model
@@ -45,6 +48,8 @@ class ModelRunner:
         self._layout = layout
         self._vocab_size = config.vocab_size
         self._progress = progress
+        #: None: no drafts; else the last of ``kv``'s layers is its.
+        self._drafter = drafter
         self._device = device or RankDevice.host()
         #: int64: ids that no tokenizer knows (see ``pdx.config.token_ids``).
         self._tokenless_ids = torch.tensor(
@@ -67,6 +72,11 @@ class ModelRunner:
             arrays = self._arrays(tokens, tokens, paged, pass_base=0)
             hidden = self._forward(arrays, paged, scratch, lambda layer_idx: None)
             self._model.logits(hidden[-1:])
+            if self._drafter is not None:
+                batch = self._batch(paged, arrays)
+                ids, positions = arrays["token_ids"], arrays["positions"]
+                drafted = self._drafter.run(hidden, ids, positions, scratch, batch)
+                self._drafter.likeliest(drafted[-1:])
             self._device.finish()
 
     @torch.inference_mode()
@@ -87,13 +97,18 @@ class ModelRunner:
             hidden = self._forward(
                 arrays, inputs.paged, self._kv, lambda layer: self._progress.publish(layer + 1)
             )
-        self._progress.publish(num_layers + 1)
+        if self._drafter is None:
+            self._progress.publish(num_layers + 1)
         tokens = self._sample(hidden, inputs.draws, arrays)
+        if self._drafter is not None:
+            self._draft(self._drafter, batch.pass_idx, hidden, inputs)
+            self._progress.publish(num_layers + 1)
         scores = score_prompts(hidden, self._logits, inputs.score_spans, self._vocab_size)
         self._device.finish()
         return StepOutput(
             pass_idx=batch.pass_idx,
             tokens=tokens,
+            num_drafts=sum(step.draft_id is not None for step in inputs.steps),
             prompt_scores=scores,
             pass_s=time.perf_counter() - started,
         )
@@ -135,11 +150,43 @@ class ModelRunner:
         kv: Tensor,
         on_layer_kv_ready: Callable[[int], None],
     ) -> Tensor:
-        batch = on_device(paged, arrays) if self._device.staged else paged
+        batch = self._batch(paged, arrays)
         hidden: Tensor = self._model(
             arrays["token_ids"], arrays["positions"], kv, batch, on_layer_kv_ready
         )
         return hidden
+
+    def _batch(self, paged: PagedBatch, arrays: Mapping[str, Tensor]) -> PagedBatch:
+        return on_device(paged, arrays) if self._device.staged else paged
+
+    def _draft(self, drafter: Drafter, pass_idx: int, hidden: Tensor, inputs: PassInputs) -> None:
+        """Behind a pass: KV of the layer that drafts, and drafts for the next one. A second copy to
+        the device, and a second wait.
+        """
+        if not inputs.steps:
+            return
+        self._device.finish()  # what was copied before may be read until then
+        next_ids = [i for step in inputs.steps for i in self._requests.next_ids(step)]
+        rows = {
+            step.request_id: row
+            for step in inputs.steps
+            if (row := self._requests.row_to_draft_from(step)) is not None
+        }
+        arrays = self._arrays(
+            torch.tensor(next_ids, dtype=torch.int64),
+            inputs.positions,
+            inputs.paged,
+            pass_base=pass_idx * (self._layout.num_layers + 1),
+            more={"draft.rows": torch.tensor(list(rows.values()), dtype=torch.int64)},
+        )
+        batch = self._batch(inputs.paged, arrays)
+        drafted = drafter.run(hidden, arrays["token_ids"], arrays["positions"], self._kv, batch)
+        if rows:
+            draft_ids = drafter.likeliest(drafted[arrays["draft.rows"]])
+            for request_id, draft_id in zip(
+                rows, self._device.download(draft_ids).tolist(), strict=True
+            ):
+                self._requests.set_draft(request_id, draft_id)
 
     def _sample(
         self, hidden: Tensor, draws: tuple[Draw, ...], arrays: Mapping[str, Tensor]
@@ -148,9 +195,14 @@ class ModelRunner:
             return []
         draw_on = self._draw_on_device if self._device.staged else self._draw_on_host
         tokens, token_ids = draw_on(hidden, draws, arrays)
-        for draw, token_id in zip(draws, token_ids, strict=True):
-            self._requests.append_sampled(draw.request_id, token_id)
-        return tokens
+        standing: list[SampledToken] = []
+        by_request = itertools.groupby(range(len(draws)), lambda idx: draws[idx].request_id)
+        for request_id, group in by_request:
+            places = list(group)
+            drawn = [token_ids[idx] for idx in places]
+            num_standing = self._requests.append_sampled(request_id, *drawn)
+            standing += tokens[places[0] : places[0] + num_standing]  # of the leader's
+        return standing
 
     def _draw_on_host(
         self, hidden: Tensor, draws: tuple[Draw, ...], arrays: Mapping[str, Tensor]

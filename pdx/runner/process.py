@@ -16,12 +16,13 @@ from pdx.errors import ConfigError, WorkerError
 from pdx.kernels.ops import Ops, ops_for
 from pdx.kv.geometry import kv_layout, num_pages_of
 from pdx.kv.layout import KvLayout
-from pdx.models.registry import CausalLM, build_drafts, build_model
+from pdx.models.registry import CausalLM, add_draft_layer, build_drafts, build_model
 from pdx.models.sharding import TpGroup
 from pdx.request.rank import RankConfig, RankLoading, RankReady
 from pdx.runner.channel import Channel
 from pdx.runner.collectives import join_group
 from pdx.runner.device import RankDevice, open_device
+from pdx.runner.drafting import Drafter
 from pdx.runner.memory import export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
 from pdx.runner.progress import HostProgress, KernelProgress, Progress
@@ -50,14 +51,16 @@ def serve(channel: Channel) -> None:
     kv_dtype = _kv_dtype(config, model_config, ops)
     tp = join_group(config, device.torch_device)
     with _told_of_memory(device):
-        model = _load(config, model_config, ops, tp, device, _reporter(channel))
+        model, drafter = _load(config, model_config, ops, tp, device, _reporter(channel))
         device.check_room("KV memory", layout.total_bytes)
         exported, kv = export_kv(layout, kv_dtype, device.torch_device, poison=config.poison)
         progress_memory, eventfd, word = export_progress()
         progress: Progress = HostProgress(word)
         if device.staged:
             progress = KernelProgress(progress_memory.mapping, eventfd, device.torch_device)
-        runner = ModelRunner(model, model_config, kv, layout, progress, tp, tokenless_ids, device)
+        runner = ModelRunner(
+            model, model_config, kv, layout, progress, tp, tokenless_ids, device, drafter
+        )
         runner.warm_up()
     # What is loaded stays: the collector need not look at it again in the middle of a pass.
     gc.collect()
@@ -104,8 +107,12 @@ def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
         config.kv_memory_bytes,
         config.kv_type,
         config.tp_size,
+        drafts=config.drafts,
     )
-    return kv_layout(model_config, config.page_size, num_pages, config.kv_type, config.tp_size)
+    return kv_layout(
+        *(model_config, config.page_size, num_pages, config.kv_type, config.tp_size),
+        drafts=config.drafts,
+    )
 
 
 def _kv_dtype(config: RankConfig, model_config: ModelConfig, ops: Ops) -> torch.dtype:
@@ -135,23 +142,27 @@ def _load(
     tp: TpGroup,
     device: RankDevice,
     on_progress: Callable[[int, int], None],
-) -> CausalLM:
+) -> tuple[CausalLM, Drafter | None]:
     # Parameters are made without memory, so that the model is in memory once, not twice.
+    drafter, left_on_disk = None, None
     with torch.device("meta"):
         model = build_model(model_config, ops, tp)
-        drafts = build_drafts(model_config, ops, tp)
+        if config.drafts:
+            drafter = Drafter(model, add_draft_layer(model, model_config, ops, tp), tp)
+        else:
+            left_on_disk = build_drafts(model_config, ops, tp)
     load_parameters(
         model,
         Path(config.model_folder),
         _DTYPES[config.dtype],
         on_progress,
         model_config.quantization,
-        left_on_disk=drafts,
+        left_on_disk=left_on_disk,
         device=device.torch_device,
         check_room=lambda num_bytes: device.check_room("weights", num_bytes),
         keeps_float8=ops.keeps_float8,
     )
-    return model.eval()
+    return model.eval(), drafter
 
 
 def _reporter(channel: Channel) -> Callable[[int, int], None]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from pdx.errors import InternalError
 from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.reference.verify_drafts import count_standing
 from pdx.request.batch import Batch, RequestStart, RequestStep
 from pdx.request.request import SamplingParams
 from pdx.runner.logit_rules import LogitRules
 from pdx.runner.prompt_scores import ScoreSpan
 
-__all__ = ["Draw", "PassInputs", "RequestTable"]
+__all__ = ["Draw", "PassInputs", "RequestTable", "StepRows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,19 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """A step's rows of the pass, from ``row`` on."""
+
+    request_id: int
+    row: int
+    #: Position of the first of them.
+    begin: int
+    num_rows: int
+    #: The token of the last row, where it is a draft.
+    draft_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassInputs:
     """A batch, turned into what the model takes."""
 
@@ -41,7 +55,9 @@ class PassInputs:
     token_ids: Tensor
     positions: Tensor
     paged: PagedBatch
+    #: Of a request with a draft two, one after the other.
     draws: tuple[Draw, ...]
+    steps: tuple[StepRows, ...]
     #: Rows whose logits score prompts.
     score_spans: tuple[ScoreSpan, ...]
     #: (page, first unused token): what to zero before the pass, in all layers.
@@ -60,6 +76,8 @@ class _Request:
     #: What follows ``token_ids`` where this rank does not sample it.
     next_token_id: int | None
     page_table: list[int] = field(default_factory=list)
+    #: A guess at what follows the last of ``token_ids``.
+    draft_id: int | None = None
 
 
 class RequestTable:
@@ -91,9 +109,41 @@ class RequestTable:
             self._start(start)
         return self._collect(batch.steps)
 
-    def append_sampled(self, request_id: int, token_id: int) -> None:
-        """The token that a draw gave; it is the request's next input."""
-        self._requests[request_id].token_ids.append(token_id)
+    def append_sampled(self, request_id: int, *token_ids: int) -> int:
+        """What a request's draws gave, from the row of its last token and those of drafts behind
+        it; the last that stands is the request's next input.
+
+        Returns:
+            How many stand: all up to the first wrong draft.
+        """
+        request = self._requests[request_id]
+        drafts = [] if len(token_ids) == 1 else [request.draft_id]
+        num_standing = count_standing(token_ids, drafts)
+        request.token_ids += token_ids[:num_standing]
+        request.num_computed += num_standing - 1
+        return num_standing
+
+    def next_ids(self, step: StepRows) -> list[int]:
+        """The token that follows each row of a step that has been sampled; 0 where none is known,
+        which is behind a wrong draft.
+        """
+        token_ids = self._requests[step.request_id].token_ids
+        known = token_ids[step.begin + 1 : step.begin + 1 + step.num_rows]
+        return [*known, *[0] * (step.num_rows - len(known))]
+
+    def row_to_draft_from(self, step: StepRows) -> int | None:
+        """The row of a sampled step behind which a draft is of use: the request samples in its
+        next one. The draft before is used up.
+        """
+        request = self._requests[step.request_id]
+        request.draft_id = None
+        if request.sampling is None or request.num_computed != len(request.token_ids) - 1:
+            return None
+        return step.row + request.num_computed - 1 - step.begin
+
+    def set_draft(self, request_id: int, draft_id: int) -> None:
+        """What may follow the request's last token."""
+        self._requests[request_id].draft_id = draft_id
 
     def _start(self, start: RequestStart) -> None:
         if start.request_id in self._requests:
@@ -132,6 +182,7 @@ class RequestTable:
         spans: list[tuple[int, int, list[int]]] = []
         draws: list[Draw] = []
         score_spans: list[ScoreSpan] = []
+        rows: list[StepRows] = []
         zero_tails: list[tuple[int, int]] = []
         if len({step.request_id for step in steps}) != len(steps):
             raise InternalError("a request has two steps in one pass")
@@ -139,11 +190,25 @@ class RequestTable:
             request = self._checked(step)
             begin, end = request.num_computed, request.num_computed + step.num_tokens
             score_spans += _score_span(step, request, row=len(token_ids))
-            token_ids += request.token_ids[begin:end]
-            positions += range(begin, end)
-            spans.append((begin, step.num_tokens, request.page_table))
+            draft_id = request.draft_id if step.may_draft else None
+            fed = [] if draft_id is None else [draft_id]
+            row, num_rows = len(token_ids), step.num_tokens + len(fed)
+            rows.append(
+                StepRows(
+                    request_id=step.request_id,
+                    row=row,
+                    begin=begin,
+                    num_rows=num_rows,
+                    draft_id=draft_id,
+                )
+            )
+            token_ids += [*request.token_ids[begin:end], *fed]
+            positions += range(begin, begin + num_rows)
+            spans.append((begin, num_rows, request.page_table))
             if step.sample:
-                draws.append(self._draw(step.request_id, request, end, len(token_ids) - 1))
+                draws.append(self._draw(step.request_id, request, end, row + step.num_tokens - 1))
+            if fed:
+                draws.append(_behind(draws[-1], fed[0]))
             last_page, used = (end - 1) // self._page_size, (end - 1) % self._page_size + 1
             if step.zero_last_page and used < self._page_size:
                 zero_tails.append((request.page_table[last_page], used))
@@ -153,6 +218,7 @@ class RequestTable:
             positions=torch.tensor(positions, dtype=torch.int64),
             paged=PagedBatch.build(self._page_size, spans),
             draws=tuple(draws),
+            steps=tuple(rows),
             score_spans=tuple(score_spans),
             zero_tails=tuple(zero_tails),
         )
@@ -172,9 +238,11 @@ class RequestTable:
                 f"request {step.request_id} is to run {step.num_tokens} tokens from position "
                 f"{request.num_computed} of {len(request.token_ids)}"
             )
-        if end > len(request.page_table) * self._page_size:
+        if step.may_draft and not step.sample:
+            raise InternalError(f"request {step.request_id} may draft and does not sample")
+        if end + step.may_draft > len(request.page_table) * self._page_size:
             raise InternalError(
-                f"request {step.request_id} is to run to position {end} with "
+                f"request {step.request_id} is to run to position {end + step.may_draft} with "
                 f"{len(request.page_table)} pages of {self._page_size}"
             )
         return request
@@ -191,6 +259,16 @@ class RequestTable:
             rules=request.rules,
             output_ids=tuple(request.token_ids[request.prompt_len :]) if request.rules else (),
         )
+
+
+def _behind(draw: Draw, draft_id: int) -> Draw:
+    """The draw of the next row, as it is if the first one gives the draft."""
+    return replace(
+        draw,
+        row=draw.row + 1,
+        output_idx=draw.output_idx + 1,
+        output_ids=(*draw.output_ids, draft_id) if draw.rules else (),
+    )
 
 
 def _score_span(step: RequestStep, request: _Request, row: int) -> list[ScoreSpan]:

@@ -52,7 +52,9 @@ def start_message(sequence: Sequence) -> RequestStart:
     )
 
 
-def step_of(sequence: Sequence, num_tokens: int, page_indices: tuple[int, ...]) -> RequestStep:
+def step_of(
+    sequence: Sequence, num_tokens: int, page_indices: tuple[int, ...], *, may_draft: bool = False
+) -> RequestStep:
     """So many tokens of a sequence in the next pass; ``page_indices`` are all of its pages."""
     sequence.num_in_pass = num_tokens
     new = page_indices[sequence.num_pages_sent :]
@@ -64,6 +66,7 @@ def step_of(sequence: Sequence, num_tokens: int, page_indices: tuple[int, ...]) 
         new_page_indices=list(new),
         sample=sequence.sampling is not None and sequence.prefill_done,
         zero_last_page=sequence.sampling is None and ends_prefill,
+        may_draft=may_draft,
     )
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdx.errors import InvalidRequest
 from pdx.kv.pages import PagePool, Use
@@ -59,6 +59,8 @@ class SchedulerLimits:
     max_num_seqs: int
     #: Output tokens for which pages are leased at admission; growth past it may preempt.
     reserve_output_len: int
+    #: Whether ranks have a layer that drafts: steps may then feed a draft.
+    drafts: bool = False
 
 
 class Scheduler:
@@ -81,6 +83,8 @@ class Scheduler:
         self._in_pass: list[Sequence] = []
         self._removes: list[int] = []
         self._last_pass_idx = 0
+        #: Drafts that ranks fed, and how many of them were what was sampled.
+        self.num_drafts = self.num_right_drafts = 0
         self._has_hashed = False
 
     # ---- requests come and go -------------------------------------------------------------
@@ -234,7 +238,8 @@ class Scheduler:
         self._last_pass_idx += 1
         self._in_pass = [*decodes, *(sequence for sequence, _ in prefills)]
         starts = [start_message(s) for s in self._in_pass if not s.on_rank]
-        steps = [self._step(s, 1) for s in decodes] + [self._step(s, n) for s, n in prefills]
+        steps = [self._step(s, 1, may_draft=self._may_draft(s)) for s in decodes]
+        steps += [self._step(s, n) for s, n in prefills]
         removes, self._removes = self._removes, []
         batch = Batch(pass_idx=self._last_pass_idx, starts=starts, steps=steps, removes=removes)
         return ScheduledPass(
@@ -246,7 +251,11 @@ class Scheduler:
         requests.
         """
         assert output.pass_idx == self._last_pass_idx
-        sampled = {token.request_id: token for token in output.tokens}
+        sampled: dict[int, list[SampledToken]] = {}
+        for token in output.tokens:
+            sampled.setdefault(token.request_id, []).append(token)
+        self.num_drafts += output.num_drafts
+        self.num_right_drafts += len(output.tokens) - len(sampled)
         scores = {scored.request_id: scored for scored in output.prompt_scores}
         updates = []
         for sequence in self._in_pass:
@@ -259,7 +268,9 @@ class Scheduler:
             else:
                 self._prefixes.publish_some(sequence)
                 request_id = sequence.request_id
-                update = self._advance(sequence, sampled.get(request_id), scores.get(request_id))
+                update = self._advance(
+                    sequence, sampled.get(request_id, []), scores.get(request_id)
+                )
                 if update is not None:
                     updates.append(update)
         self._in_pass = []
@@ -268,10 +279,10 @@ class Scheduler:
     # ---- inside ---------------------------------------------------------------------------
 
     def _advance(
-        self, sequence: Sequence, sampled: SampledToken | None, scores: PromptScores | None
+        self, sequence: Sequence, sampled: list[SampledToken], scores: PromptScores | None
     ) -> SequenceUpdate | None:
         request_id = sequence.request_id
-        if sampled is None:
+        if not sampled:
             prefilled = sequence.sampling is None and sequence.prefill_done
             if prefilled:
                 self._end(sequence)
@@ -279,17 +290,19 @@ class Scheduler:
                 return None
             return SequenceUpdate(request_id=request_id, prefilled=prefilled, prompt_scores=scores)
         assert sequence.sampling is not None
-        sequence.token_ids.append(sampled.token_id)
-        reason = finish_reason(sequence, sampled.token_id, sequence.sampling)
-        if reason is not None:
-            self._end(sequence)
-        return SequenceUpdate(
-            request_id=request_id,
-            token_ids=[sampled.token_id],
-            logprobs=logprobs_of(sampled, sequence.sampling),
-            prompt_scores=scores,
-            finish_reason=reason,
-        )
+        update = SequenceUpdate(request_id=request_id, prompt_scores=scores)
+        reason = None
+        for token in sampled:
+            # What a second token was sampled behind: the draft that was right.
+            sequence.num_computed += bool(update.token_ids)
+            sequence.token_ids.append(token.token_id)
+            update.token_ids.append(token.token_id)
+            update.logprobs.extend(logprobs_of(token, sequence.sampling))
+            reason = finish_reason(sequence, token.token_id, sequence.sampling)
+            if reason is not None:
+                self._end(sequence)
+                break
+        return replace(update, finish_reason=reason)
 
     def _schedule_decodes(self) -> list[Sequence]:
         decodes: list[Sequence] = []
@@ -352,10 +365,18 @@ class Scheduler:
         if sequence.on_rank:
             self._removes.append(sequence.request_id)
 
-    def _step(self, sequence: Sequence, num_tokens: int) -> RequestStep:
+    def _may_draft(self, sequence: Sequence) -> bool:
+        """Two more tokens are wanted, and there is a page for one more; nobody is preempted."""
+        assert sequence.lease_id is not None and sequence.sampling is not None
+        if not self.limits.drafts or sequence.output_len + 2 > sequence.sampling.max_tokens:
+            return False
+        missing = self._num_pages_for(len(sequence.token_ids) + 1) - len(self._pages_of(sequence))
+        return missing <= 0 or self.pool.extend(sequence.lease_id, missing) is not None
+
+    def _step(self, sequence: Sequence, num_tokens: int, *, may_draft: bool = False) -> RequestStep:
         assert sequence.lease_id is not None
         self.pool.hold(sequence.lease_id, Use.PASS)
-        return step_of(sequence, num_tokens, self._pages_of(sequence))
+        return step_of(sequence, num_tokens, self._pages_of(sequence), may_draft=may_draft)
 
     def _pages_of(self, sequence: Sequence) -> tuple[int, ...]:
         assert sequence.lease_id is not None

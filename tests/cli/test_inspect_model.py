@@ -180,6 +180,8 @@ def test_latents_float8_and_drafting_layers_are_told(small_r1: Path) -> None:
     assert sum(types.values()) == weights["num_parameters"]
     # A sparse layer, and copies of embedding and head.
     assert weights["num_draft_parameters"] > 2 * 129280 * 7168
+    assert memory["draft_weight_bytes"] == 2 * weights["num_draft_parameters"]
+    assert memory["draft_token_bytes"] == 576 * 2
     by_ranks = {rank["tp_size"]: rank for rank in memory["ranks"]}
     assert set(by_ranks) == {1, 2, 4, 8}
     one, eight = by_ranks[1], by_ranks[8]
@@ -197,6 +199,7 @@ def test_text_tells_what_ranks_share_and_what_fits(small_r1: Path) -> None:
     assert re.search(r"\n +8 +[\d.]+ GiB +5,760 +18,432 ", printed)
     assert "latent of 512 and 64 rotated, for all heads" in printed
     assert "drafting layers" in printed
+    assert re.search(r"--draft takes besides +[\d.]+ GiB, 1,152 bytes of KV a token", printed)
 
 
 def test_float8_without_scales_is_refused(small_r1: Path, tmp_path: Path) -> None:

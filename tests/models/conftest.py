@@ -75,7 +75,7 @@ def untied_oracle(tiny_qwen3_untied: Path) -> Oracle:
 
 @pytest.fixture(scope="session")
 def tiny_deepseek_v5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tiny_deepseek as transformers 5 saves it, but for the layer that drafts, which it loses."""
+    """tiny_deepseek as transformers 5 saves it, but with the layer that drafts, which it loses."""
     folder = tmp_path_factory.mktemp("models") / "tiny-deepseek-v5"
     write_v5_layout(DEEPSEEK, folder)
     return folder

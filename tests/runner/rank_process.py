@@ -198,17 +198,27 @@ class PageFeed:
         self._given = 0
 
     def step(
-        self, request_id: int, begin: int, end: int, *, sample: bool, zero_last_page: bool = False
+        self,
+        request_id: int,
+        begin: int,
+        end: int,
+        *,
+        sample: bool,
+        zero_last_page: bool = False,
+        may_draft: bool = False,
     ) -> RequestStep:
-        """The step that runs positions ``begin .. end``, with the pages it still needs."""
+        """The step that runs positions ``begin .. end`` (the last one a draft's, where the step may
+        feed one), with the pages it still needs.
+        """
         needed = max(-(-end // self._page_size), self._given)
         new = self._pages[self._given : needed]
         assert len(new) == needed - self._given, "the test gave too few pages"
         self._given = needed
         return RequestStep(
             request_id=request_id,
-            num_tokens=end - begin,
+            num_tokens=end - begin - may_draft,
             new_page_indices=new,
             sample=sample,
             zero_last_page=zero_last_page,
+            may_draft=may_draft,
         )

@@ -56,6 +56,41 @@ def test_prefill_then_decode_of_one_request(table: RequestTable) -> None:
     assert third.draws[0].output_idx == 1
 
 
+def test_a_draft_is_fed_behind_the_last_token_and_stands_where_it_is_drawn(
+    table: RequestTable,
+) -> None:
+    sampling = SamplingParams(max_tokens=9, presence_penalty=1.0)
+    first = table.begin_pass(
+        batch(1, step(7, 2, [3]), starts=[start(7, [10, 11, 12], sampling=sampling)])
+    )
+    assert table.next_ids(first.steps[0]) == [11, 12]
+    assert table.row_to_draft_from(first.steps[0]) == 1
+    table.set_draft(7, 42)
+    for pass_idx, drawn, fed, standing in ((2, (42, 50), [12, 42], 2), (3, (60, 9), [50, 42], 1)):
+        inputs = table.begin_pass(batch(pass_idx, step(7, 1, [8], sample=True, may_draft=True)))
+        assert inputs.token_ids.tolist() == fed
+        assert inputs.draws[1].output_idx == inputs.draws[0].output_idx + 1
+        assert inputs.draws[1].output_ids == (*inputs.draws[0].output_ids, 42)
+        assert table.append_sampled(7, *drawn) == standing
+        # The row behind a wrong draft has no token after it, and is of no use.
+        assert table.next_ids(inputs.steps[0]) == ([42, 50] if standing == 2 else [60, 0])
+        assert table.row_to_draft_from(inputs.steps[0]) == standing - 1
+        table.set_draft(7, 42)
+    plain = table.begin_pass(batch(4, step(7, 1, [], sample=True)))
+    assert (plain.token_ids.tolist(), plain.positions.tolist()) == ([60], [5])
+
+
+@pytest.mark.parametrize(
+    ("sample", "pages", "match"), [(False, [0, 1], "does not sample"), (True, [0], "position 5")]
+)
+def test_a_draft_out_of_place_ends_the_rank(
+    table: RequestTable, sample: bool, pages: list[int], match: str
+) -> None:
+    wrong = step(7, 1, pages, sample=sample, may_draft=True)
+    with pytest.raises(InternalError, match=match):
+        table.begin_pass(batch(1, wrong, starts=[start(7, [1, 2, 3, 4], num_computed=3)]))
+
+
 def test_several_requests_share_a_pass(table: RequestTable) -> None:
     starts = [
         start(1, [10, 11, 12], num_computed=2, first_output_idx=2),

@@ -41,6 +41,7 @@ class DictRank:
             self.computed[start.request_id] = start.num_computed
             self.pages[start.request_id] = []
         sampled = []
+        num_drafts = 0
         for step in batch.steps:
             request_id = step.request_id
             self.pages[request_id] += step.new_page_indices
@@ -53,9 +54,19 @@ class DictRank:
                 token = self.next_token(request_id)
                 self.tokens[request_id].append(token)
                 sampled.append(SampledToken(request_id=request_id, token_id=token, logprob=0.0))
+            if step.may_draft:
+                assert step.sample and len(self.pages[request_id]) * self.page_size > end
+                num_drafts += 1
+                if self.next_token(request_id) % 3:  # the draft was right: one more stands
+                    token = self.next_token(request_id)
+                    self.tokens[request_id].append(token)
+                    self.computed[request_id] += 1
+                    sampled.append(SampledToken(request_id=request_id, token_id=token, logprob=0.0))
         every = [page for pages in self.pages.values() for page in pages]
         assert len(set(every)) == len(every) and all(0 <= p < self.num_pages for p in every)
-        return StepOutput(pass_idx=batch.pass_idx, tokens=sampled, pass_s=0.0)
+        return StepOutput(
+            pass_idx=batch.pass_idx, tokens=sampled, num_drafts=num_drafts, pass_s=0.0
+        )
 
     def next_token(self, request_id: int) -> int:
         """A function of the sequence alone, so that a resumed request repeats itself."""
@@ -69,12 +80,14 @@ def make(
     chunk_len: int = 8,
     max_num_seqs: int = 8,
     reserve: int = 4,
+    drafts: bool = False,
 ) -> tuple[Scheduler, DictRank]:
     limits = SchedulerLimits(
         page_size=page_size,
         chunk_len=chunk_len,
         max_num_seqs=max_num_seqs,
         reserve_output_len=reserve,
+        drafts=drafts,
     )
     return Scheduler(limits, PagePool(num_pages)), DictRank(page_size, num_pages)
 
@@ -123,9 +136,10 @@ def _next(scheduler: Scheduler) -> ScheduledPass | None:
     return scheduler.schedule()
 
 
+@pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("max_tokens", [1, 2, 7])
-def test_exactly_max_tokens_come_out(max_tokens: int) -> None:
-    scheduler, rank = make()
+def test_exactly_max_tokens_come_out(max_tokens: int, drafts: bool) -> None:
+    scheduler, rank = make(drafts=drafts)
     scheduler.submit(1, [1, 2, 3], sampling(max_tokens))
     assert len(run_all(scheduler, rank)[1]) == max_tokens
 
@@ -142,6 +156,53 @@ def test_stop_token_ends_the_output_and_is_part_of_it() -> None:
     assert updates[-1].token_ids == [free_run[2]]
 
 
+def test_drafts_change_no_text_and_save_passes() -> None:
+    plain, plain_rank = make()
+    plain.submit(1, [1, 2, 3], sampling(40))
+    free_run = run_all(plain, plain_rank)[1]
+    scheduler, rank = make(drafts=True)
+    scheduler.submit(1, [1, 2, 3], sampling(40))
+    assert run_all(scheduler, rank)[1] == free_run
+    assert rank.pass_idx < plain_rank.pass_idx - 5
+    assert scheduler.num_right_drafts == plain_rank.pass_idx - rank.pass_idx
+    assert scheduler.num_right_drafts < scheduler.num_drafts
+    assert scheduler.pool.counts().at_rest
+
+
+def test_a_stop_token_before_a_right_draft_drops_what_is_behind_it() -> None:
+    scheduler, rank = make(drafts=True)
+    scheduler.submit(1, [1, 2, 3], sampling(40))
+    updates = [u for _ in range(60) for u in step(scheduler, rank) or []]
+    pair, before = next(
+        (u.token_ids, [i for v in updates[:place] for i in v.token_ids])
+        for place, u in enumerate(updates)
+        if len(u.token_ids) == 2
+        and u.token_ids[0] != u.token_ids[1]
+        and u.token_ids[0] not in [i for v in updates[:place] for i in v.token_ids]
+    )
+    scheduler, rank = make(drafts=True)
+    scheduler.submit(1, [1, 2, 3], sampling(40, pair[0]))
+    assert run_all(scheduler, rank)[1] == [*before, pair[0]]
+    assert scheduler.pool.counts().at_rest and not rank.tokens
+
+
+def test_a_draft_preempts_nobody() -> None:
+    scheduler, rank = make(num_pages=2, reserve=1, drafts=True)
+    for request_id, first in ((1, 8), (2, 9)):  # whose first drafts are wrong
+        scheduler.submit(request_id, [first, 2, 3], sampling(5))
+    found = []
+    while not found or found[-1] != [(1, False), (2, False)]:
+        scheduled = _next(scheduler)
+        assert scheduled is not None
+        found.append([(s.request_id, s.may_draft) for s in scheduled.batch.steps if s.sample])
+        scheduler.postprocess(rank.run(scheduled.batch))
+    # A draft in the last place of a page; and none where it would want the other's page.
+    assert [steps for steps in found if steps] == [
+        [(1, True), (2, True)],
+        [(1, False), (2, False)],
+    ]
+
+
 def test_prefill_only_request_ends_without_a_token() -> None:
     scheduler, rank = make()
     scheduler.submit(1, list(range(10)), None)
@@ -151,14 +212,15 @@ def test_prefill_only_request_ends_without_a_token() -> None:
     assert scheduler.pool.counts().at_rest and not rank.tokens
 
 
-def test_preempted_request_resumes_with_the_tokens_it_would_have_had() -> None:
+@pytest.mark.parametrize("drafts", [False, True])
+def test_preempted_request_resumes_with_the_tokens_it_would_have_had(drafts: bool) -> None:
     prompts = {1: [1, 2, 3], 2: [4, 5, 6], 3: [7, 8]}
     alone = {}
     for request_id, prompt in prompts.items():
         scheduler, rank = make()
         scheduler.submit(request_id, prompt, sampling(20))
         alone |= run_all(scheduler, rank)
-    scheduler, rank = make(num_pages=9, reserve=1)
+    scheduler, rank = make(num_pages=9, reserve=1, drafts=drafts)
     for request_id, prompt in prompts.items():
         scheduler.submit(request_id, prompt, sampling(20))
     assert run_all(scheduler, rank) == alone
@@ -223,14 +285,16 @@ _request = st.tuples(st.integers(1, 20), st.integers(1, 16), st.booleans())
     aborts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=4),
     num_pages=st.integers(9, 20),
     chunk_len=st.integers(1, 12),
+    drafts=st.booleans(),
 )
 def test_any_load_comes_to_rest_with_every_page_free(
     requests: list[tuple[int, int, bool]],
     aborts: list[tuple[int, int]],
     num_pages: int,
     chunk_len: int,
+    drafts: bool,
 ) -> None:
-    scheduler, rank = make(num_pages=num_pages, chunk_len=chunk_len, reserve=2)
+    scheduler, rank = make(num_pages=num_pages, chunk_len=chunk_len, reserve=2, drafts=drafts)
     for request_id, (prompt_len, max_tokens, prefill_only) in enumerate(requests):
         scheduler.submit(
             request_id,

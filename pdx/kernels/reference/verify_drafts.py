@@ -15,7 +15,7 @@ from collections.abc import Sequence
 __all__ = ["count_standing"]
 
 
-def count_standing(tokens: Sequence[int], drafts: Sequence[int]) -> int:
+def count_standing(tokens: Sequence[int], drafts: Sequence[int | None]) -> int:
     """Of a request: tokens [D + 1] drawn, drafts [D] fed behind the first -> 1 to D + 1 tokens."""
     for place, draft in enumerate(drafts):
         if tokens[place] != draft:
