@@ -15,7 +15,13 @@ from torch import Tensor
 
 from pdx.kernels.decisions import TileConfig
 from pdx.kernels.expert_order import ExpertOrder
-from pdx.kernels.gemm_tiles import QUANT_BLOCK, scaled_tile_product, tile_product
+from pdx.kernels.gemm_tiles import (
+    QUANT_BLOCK,
+    operands,
+    scaled_tile_product,
+    tile_constants,
+    tile_product,
+)
 from pdx.kernels.kv_view import FLOAT8
 
 __all__ = ["expert_linear"]
@@ -47,20 +53,14 @@ def expert_linear(
     num_experts, num_columns, size = weight.shape
     assert x.shape[1] == size and num_pairs % len(x) == 0 and x.stride(1) == weight.stride(2) == 1
     assert order.block_m == config.block_m
-    has_scales = weight_scale is not None
-    assert (weight.dtype == FLOAT8) == has_scales and (x.dtype == FLOAT8) == (x_scale is not None)
-    if weight_scale is None:
-        w_scale, block_k = weight, config.block_k
-    else:
+    assert (weight.dtype == FLOAT8) == (weight_scale is not None)
+    assert (x.dtype == FLOAT8) == (x_scale is not None)
+    if weight_scale is not None:
         blocks = -(-num_columns // QUANT_BLOCK), -(-size // QUANT_BLOCK)
         assert weight_scale.shape == (num_experts, *blocks) and weight_scale.is_contiguous()
-        w_scale, block_k = weight_scale, QUANT_BLOCK
     out = torch.empty(num_pairs, num_columns, dtype=dtype or x.dtype, device=x.device)
     _kernel[(-(-num_columns // config.block_n), order.num_blocks)](
-        x,
-        weight,
-        x if x_scale is None else x_scale,
-        w_scale,
+        *operands(x, weight, x_scale, weight_scale),
         out,
         order.pairs,
         order.block_experts,
@@ -71,15 +71,8 @@ def expert_linear(
         weight.stride(0),
         weight.stride(1),
         0 if x_scale is None else x_scale.stride(0),
-        EVEN_K=size % block_k == 0,
         QUANT=QUANT_BLOCK,
-        HAS_SCALES=has_scales,
-        HAS_X_SCALES=x_scale is not None,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=block_k,
-        STAGES=config.num_stages,
-        num_warps=config.num_warps,
+        **tile_constants(config, size, x_scale, weight_scale),
     )
     return out
 

@@ -7,13 +7,64 @@ so only K is masked, and only where a block does not divide it. Sums are float32
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-__all__ = ["QUANT_BLOCK", "scaled_tile_product", "tile_product"]
+from pdx.kernels.decisions import TileConfig
+
+__all__ = ["QUANT_BLOCK", "operands", "scaled_tile_product", "tile_constants", "tile_product"]
 
 #: Values that share a scale: of a row of activations; of a weight's rows, and of its columns.
 QUANT_BLOCK = 128
+
+
+def operands(
+    x: Tensor, weight: Tensor, x_scale: Tensor | None, weight_scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four as a launch takes them: what is None is some pointer that is never read."""
+    return (
+        x,
+        weight,
+        x if x_scale is None else x_scale,
+        weight if weight_scale is None else weight_scale,
+    )
+
+
+def tile_constants(
+    config: TileConfig, size: int, x_scale: Tensor | None, weight_scale: Tensor | None
+) -> dict[str, Any]:
+    """Constants and options of a launch of this file's tiles over a sum of ``size``.
+
+    A block of a scaled sum is what one scale is of.
+    """
+    block_k = config.block_k if weight_scale is None else QUANT_BLOCK
+    return {
+        "HAS_SCALES": weight_scale is not None,
+        "HAS_X_SCALES": x_scale is not None,
+        "EVEN_K": size % block_k == 0,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": block_k,
+        "STAGES": config.num_stages,
+        "num_warps": config.num_warps,
+    }
+
+
+@triton.jit
+def _load_tiles(x_rows, w_rows, columns, stop, EVEN_K: tl.constexpr):
+    """Columns [K] of the rows: x [M, K] and w [N, K]."""
+    x_ptrs = x_rows[:, None] + columns[None, :]
+    w_ptrs = w_rows[:, None] + columns[None, :]
+    if EVEN_K:
+        x, w = tl.load(x_ptrs), tl.load(w_ptrs)
+    else:
+        is_k = (columns < stop)[None, :]
+        x = tl.load(x_ptrs, mask=is_k, other=0.0)
+        w = tl.load(w_ptrs, mask=is_k, other=0.0)
+    return x, w
 
 
 @triton.jit
@@ -34,14 +85,7 @@ def tile_product(
     """
     k = tl.arange(0, BLOCK_K)
     for k0 in tl.range(first, stop, BLOCK_K, num_stages=STAGES):
-        x_ptrs = x_rows[:, None] + (k0 + k)[None, :]
-        w_ptrs = w_rows[:, None] + (k0 + k)[None, :]
-        if EVEN_K:
-            x, w = tl.load(x_ptrs), tl.load(w_ptrs)
-        else:
-            is_k = (k0 + k < stop)[None, :]
-            x = tl.load(x_ptrs, mask=is_k, other=0.0)
-            w = tl.load(w_ptrs, mask=is_k, other=0.0)
+        x, w = _load_tiles(x_rows, w_rows, k0 + k, stop, EVEN_K)
         if IS_SWAPPED:
             acc = tl.dot(w, x.T, acc, input_precision="ieee")
         else:
@@ -74,14 +118,7 @@ def scaled_tile_product(
     """
     k = tl.arange(0, BLOCK_K)
     for k0 in tl.range(first, stop, BLOCK_K, num_stages=STAGES):
-        x_ptrs = x_rows[:, None] + (k0 + k)[None, :]
-        w_ptrs = w_rows[:, None] + (k0 + k)[None, :]
-        if EVEN_K:
-            x, w = tl.load(x_ptrs), tl.load(w_ptrs)
-        else:
-            is_k = (k0 + k < stop)[None, :]
-            x = tl.load(x_ptrs, mask=is_k, other=0.0)
-            w = tl.load(w_ptrs, mask=is_k, other=0.0)
+        x, w = _load_tiles(x_rows, w_rows, k0 + k, stop, EVEN_K)
         scale = tl.load(w_scales + k0 // BLOCK_K)
         if not HAS_X_SCALES:
             w = w.to(x.dtype)

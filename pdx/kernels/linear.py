@@ -17,7 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from pdx.kernels.decisions import LinearConfig, arch_of, linear_config, num_k_splits_for
-from pdx.kernels.gemm_tiles import QUANT_BLOCK, scaled_tile_product, tile_product
+from pdx.kernels.gemm_tiles import (
+    QUANT_BLOCK,
+    operands,
+    scaled_tile_product,
+    tile_constants,
+    tile_product,
+)
 from pdx.kernels.kv_view import FLOAT8
 
 __all__ = ["MAX_SPLIT_TILES", "linear", "linear_float8", "split_counters"]
@@ -112,11 +118,8 @@ def _launch(
         counters = split_counters(x.device) if counters is None else counters
         parts = torch.empty(num_splits, num_rows, num_columns, dtype=torch.float32, device=x.device)
     _kernel[(num_m * num_n, num_splits)](
-        x,
-        weight,
+        *operands(x, weight, x_scale, scale),
         out if bias is None else bias,
-        x if x_scale is None else x_scale,
-        weight if scale is None else scale,
         out,
         out if num_splits == 1 else parts,
         out if num_splits == 1 else counters,
@@ -126,17 +129,10 @@ def _launch(
         x.stride(0),
         weight.stride(0),
         HAS_BIAS=bias is not None,
-        HAS_SCALES=scale is not None,
-        HAS_X_SCALES=x_scale is not None,
-        EVEN_K=size % config.block_k == 0,
         NUM_SPLITS=num_splits,
         IS_SWAPPED=config.is_swapped,
         GROUP_M=_GROUP_M,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        STAGES=config.num_stages,
-        num_warps=config.num_warps,
+        **tile_constants(config, size, x_scale, scale),
     )
     return out
 
@@ -146,9 +142,9 @@ def _launch(
 def _kernel(
     x_ptr,
     w_ptr,
-    bias_ptr,
     x_scale_ptr,
     w_scale_ptr,
+    bias_ptr,
     out_ptr,
     parts_ptr,
     counters_ptr,
