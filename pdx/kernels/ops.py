@@ -24,6 +24,7 @@ from pdx.kernels.reference.add_rms_norm import add_rms_norm
 from pdx.kernels.reference.expert_mlp import expert_mlp
 from pdx.kernels.reference.linear import linear
 from pdx.kernels.reference.linear_float8 import linear_float8
+from pdx.kernels.reference.logit_rules import apply_rules
 from pdx.kernels.reference.mla_append import mla_append
 from pdx.kernels.reference.mla_attention import mla_attention, mla_chunk_attention
 from pdx.kernels.reference.mla_contexts import mla_contexts
@@ -60,7 +61,9 @@ class Ops:
     grouped_routing: Callable[[Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]]
     #: With two more where the weights are float8: their scales.
     expert_mlp: Callable[..., Tensor]
-    #: Where batches come on the device: a row's token (``kernels/reference/sampling``).
+    #: Where batches come on the device: rows' rules on their logits, in place
+    #: (``kernels/reference/logit_rules``), and a row's token (``kernels/reference/sampling``).
+    apply_rules: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     #: Whether batches come to them with their tensors on the device (``device_batch``).
     reads_device_batch: bool = False
@@ -85,6 +88,7 @@ REFERENCE_OPS = Ops(
     softmax_routing=softmax_routing,
     grouped_routing=grouped_routing,
     expert_mlp=expert_mlp,
+    apply_rules=apply_rules,
     sample=sample,
 )
 
@@ -170,6 +174,7 @@ def _triton_ops() -> Ops:
         softmax_routing=triton_ops.softmax_routing,
         grouped_routing=triton_ops.grouped_routing,
         expert_mlp=triton_ops.expert_mlp,
+        apply_rules=triton_ops.apply_rules,
         sample=triton_ops.sample,
         reads_device_batch=True,
         keeps_float8=True,

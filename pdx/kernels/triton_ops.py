@@ -12,6 +12,7 @@ from torch import Tensor
 from pdx.kernels.device_batch import PartTables, PassTables
 from pdx.kernels.expert_mlp import expert_mlp
 from pdx.kernels.linear import linear, linear_float8, split_counters
+from pdx.kernels.logit_rules import apply_rules
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_kv_append import mla_kv_append
@@ -31,6 +32,7 @@ __all__ = [
     "Linear",
     "LinearFloat8",
     "add_rms_norm",
+    "apply_rules",
     "expert_mlp",
     "grouped_routing",
     "mla_append",

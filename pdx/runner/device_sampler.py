@@ -7,19 +7,20 @@ of the device on the host: sizes come from the requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pdx.errors import InternalError
+from pdx.kernels.ops import Ops
 from pdx.request.batch import SampledToken
 from pdx.runner.requests import Draw
+from pdx.runner.rule_lists import RULE_COLUMNS, rule_arrays
 
 __all__ = ["Drawn", "draw_arrays", "draw_tokens", "to_tokens"]
 
-_FLOAT32 = torch.finfo(torch.float32)
 #: What the op takes of the draws, in its order.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "output_idx")
 
@@ -56,42 +57,18 @@ def draw_arrays(draws: Sequence[Draw], vocab_size: int) -> dict[str, Tensor]:
 
 
 def _rule_arrays(draws: Sequence[Draw]) -> dict[str, Tensor]:
-    """Of all draws' rules: row, id and value of each logit that they change."""
-    found: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
-    for idx, draw in enumerate(draws):
-        rules = draw.rules
-        if rules is None:
-            continue
-        sampling, output = draw.sampling, torch.tensor(draw.output_ids, dtype=torch.int64)
-        if len(rules.bias_ids):
-            found.setdefault("bias", []).append((idx, rules.bias_ids, rules.bias))
-        if sampling.repetition_penalty != 1:
-            seen = torch.cat([rules.prompt_ids, output])
-            penalty = torch.full((len(seen),), sampling.repetition_penalty, dtype=torch.float64)
-            found.setdefault("seen", []).append((idx, seen, penalty))
-        if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
-            ids, counts = torch.unique(output, return_counts=True)
-            cost = sampling.presence_penalty + sampling.frequency_penalty * counts.float()
-            found.setdefault("used", []).append((idx, ids, cost))
-        if len(draw.output_ids) < sampling.min_tokens:
-            held = torch.full((len(rules.stop_ids),), float("-inf"))
-            found.setdefault("held", []).append((idx, rules.stop_ids, held))
-    return {
-        f"{name}.{column}": values
-        for name, parts in found.items()
-        for column, values in (
-            ("rows", torch.cat([torch.full((len(ids),), idx) for idx, ids, _ in parts])),
-            ("ids", torch.cat([ids for _, ids, _ in parts])),
-            ("values", torch.cat([values for _, _, values in parts])),
-        )
-    }
+    """Of all draws' rules; none where no draw has any."""
+    if all(draw.rules is None for draw in draws):
+        return {}
+    rows = [(draw.rules.listed if draw.rules else None, draw.output_ids) for draw in draws]
+    return {f"rules.{name}": column for name, column in rule_arrays(rows).items()}
 
 
 def draw_tokens(
     logits: Tensor,
     arrays: Mapping[str, Tensor],
     num_tops: int,
-    sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor],
+    ops: Ops,
 ) -> Drawn:
     """One token for each row.
 
@@ -99,10 +76,11 @@ def draw_tokens(
         logits: float32 [N, V].
         arrays: of :func:`draw_arrays`, on the device.
         num_tops: K, how many of the likeliest tokens are told where they are asked for.
-        sample: the op.
+        ops: the device's.
     """
     log_sums = torch.logsumexp(logits, dim=-1)
-    drawn = sample(_ruled(logits, arrays), *(arrays[f"draw.{name}"] for name in _SAMPLING))
+    ruled = _ruled(logits, arrays, ops)
+    drawn = ops.sample(ruled, *(arrays[f"draw.{name}"] for name in _SAMPLING))
     # Where the logits are not finite there is none; the row tells so.
     token_ids = drawn.clamp(min=0)
     chosen = logits.gather(1, token_ids[:, None])[:, 0] - log_sums
@@ -144,30 +122,11 @@ def to_tokens(
     return tokens
 
 
-def _ruled(logits: Tensor, arrays: Mapping[str, Tensor]) -> Tensor:
-    """``pdx.runner.logit_rules``, in its order, for all rows."""
-    if not any(f"{name}.rows" in arrays for name in ("bias", "seen", "used", "held")):
+def _ruled(logits: Tensor, arrays: Mapping[str, Tensor], ops: Ops) -> Tensor:
+    """``pdx.runner.logit_rules`` for all rows; the logits stay."""
+    if "rules.starts" not in arrays:
         return logits
-    ruled = logits.clone()
-
-    def of(name: str) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
-        if f"{name}.rows" not in arrays:
-            return None
-        return (arrays[f"{name}.rows"], arrays[f"{name}.ids"]), arrays[f"{name}.values"]
-
-    if bias := of("bias"):
-        ruled.index_put_(*bias, accumulate=True)
-    if seen := of("seen"):
-        places, penalty = seen
-        scores = ruled[places].to(torch.float64)
-        scores = torch.where(scores > 0, scores / penalty, scores * penalty)
-        ruled.index_put_(places, scores.clamp(_FLOAT32.min, _FLOAT32.max).to(torch.float32))
-    if used := of("used"):
-        places, cost = used
-        ruled.index_put_(places, -cost, accumulate=True)
-    if held := of("held"):
-        ruled.index_put_(*held)
-    return ruled
+    return ops.apply_rules(logits.clone(), *(arrays[f"rules.{name}"] for name in RULE_COLUMNS))
 
 
 def _int64(values: Sequence[int]) -> Tensor:

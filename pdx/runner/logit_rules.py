@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pdx.request.request import SamplingParams
+from pdx.runner.rule_lists import RuleList
 
 __all__ = ["LogitRules"]
 
@@ -34,6 +35,8 @@ class LogitRules:
     prompt_ids: Tensor
     #: int64 ids that ``min_tokens`` holds back.
     stop_ids: Tensor
+    #: The same for a device.
+    listed: RuleList
 
     @classmethod
     def of(
@@ -52,13 +55,17 @@ class LogitRules:
         if not penalised and not sampling.logit_bias and not held_back:
             return None
         bias_ids = _ids(sampling.logit_bias, vocab_size)
+        bias = torch.tensor([sampling.logit_bias[i] for i in bias_ids.tolist()])
         repeats = sampling.repetition_penalty != 1
+        seen = _ids(set(prompt_ids) if repeats else (), vocab_size)
+        stop_ids = _ids(held_back, vocab_size)
         return cls(
             sampling=sampling,
             bias_ids=bias_ids,
-            bias=torch.tensor([sampling.logit_bias[i] for i in bias_ids.tolist()]),
-            prompt_ids=_ids(set(prompt_ids) if repeats else (), vocab_size),
-            stop_ids=_ids(held_back, vocab_size),
+            bias=bias,
+            prompt_ids=seen,
+            stop_ids=stop_ids,
+            listed=RuleList.of(sampling, bias_ids, bias, seen, stop_ids),
         )
 
     def apply(self, row: Tensor, output_ids: Sequence[int]) -> Tensor:

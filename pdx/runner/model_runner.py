@@ -223,7 +223,7 @@ class ModelRunner:
             return [], self._device.download(ids).tolist()
         num_tops = max(draw.sampling.logprobs or 0 for draw in draws)
         most = min(num_tops, self._vocab_size)
-        drawn = draw_tokens(logits, arrays, most, self._model.ops.sample)
+        drawn = draw_tokens(logits, arrays, most, self._model.ops)
         ids = self._tp.from_leader(drawn.token_ids)
         # Ids are exact in float64.
         columns = torch.cat([ids[:, None].double(), drawn.told], dim=1)

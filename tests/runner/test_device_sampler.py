@@ -37,7 +37,7 @@ def draw(idx: int, **params: Any) -> Draw:
 def on_device(logits: torch.Tensor, draws: list[Draw]) -> list[SampledToken]:
     arrays = draw_arrays(draws, VOCAB)
     num_tops = max(d.sampling.logprobs or 0 for d in draws)
-    drawn = draw_tokens(logits, arrays, min(num_tops, VOCAB), REFERENCE_OPS.sample)
+    drawn = draw_tokens(logits, arrays, min(num_tops, VOCAB), REFERENCE_OPS)
     return to_tokens(drawn.token_ids.tolist(), drawn.told.tolist(), draws)
 
 

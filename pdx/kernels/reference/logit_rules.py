@@ -1,14 +1,12 @@
-"""What a request changes in its logits before a token is drawn, written as a sparse list.
+"""What requests change in their logits before tokens are drawn, written as sparse lists.
 
-For each listed token, in this order: the bias is added; the repetition penalty divides a positive
-and multiplies a negative logit of a token that is in the prompt or output; the presence penalty is
-taken where the token is in the output, the frequency penalty for each time; -inf where it is held
-back. Sources: Keskar et al. 2019, "CTRL" (repetition); OpenAI's API reference (the other two).
+For each listed token of a row, in this order: the bias is added; the repetition penalty divides a
+positive and multiplies a negative logit of a token that is in prompt or output; the cost of being
+in the output is taken off; -inf where it is held back. Sources: Keskar et al. 2019, "CTRL"
+(repetition); OpenAI's API reference (presence and frequency).
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -19,28 +17,34 @@ _FLOAT32 = torch.finfo(torch.float32)
 
 
 def apply_rules(
-    row: Tensor,
-    rules: Iterable[tuple[int, float, bool, int, bool]],
-    repetition: float,
-    presence: float,
-    frequency: float,
+    logits: Tensor,
+    starts: Tensor,
+    token_ids: Tensor,
+    bias: Tensor,
+    seen: Tensor,
+    cost: Tensor,
+    held: Tensor,
+    repetition: Tensor,
 ) -> Tensor:
-    """Logits [V] -> a changed copy.
+    """Change logits float32 [N, V] where they lie, and give them back.
 
     Args:
-        rules: token id, bias, whether it is in prompt or output, how often it is in the output,
-            whether it is held back; an id at most once.
-        repetition: 1 changes nothing.
-        presence: 0 changes nothing.
-        frequency: 0 changes nothing.
+        logits: of N rows.
+        starts: int32 [N + 1]: row n's tokens are ``starts[n] .. starts[n + 1]``.
+        token_ids: int32 [R], distinct within a row.
+        bias: float32 [R].
+        seen: bool [R].
+        cost: float32 [R].
+        held: bool [R].
+        repetition: float64 [N]; 1 changes nothing.
     """
-    row = row.clone()
-    for token, bias, is_seen, count, is_held in rules:
-        value = float(row[token] + torch.tensor(bias, dtype=row.dtype))
-        if is_seen and repetition != 1:
-            value = value / repetition if value > 0 else value * repetition
-            value = min(max(value, _FLOAT32.min), _FLOAT32.max)
-        if count:
-            value -= presence + frequency * count
-        row[token] = float("-inf") if is_held else value
-    return row
+    bounds = starts.tolist()
+    for row, penalty, begin, end in zip(logits, repetition, bounds[:-1], bounds[1:], strict=True):
+        ids, listed = token_ids[begin:end].long(), slice(begin, end)
+        values = row[ids] + bias[listed]
+        wide = values.to(torch.float64)
+        wide = torch.where(wide > 0, wide / penalty, wide * penalty)
+        wide = wide.clamp(_FLOAT32.min, _FLOAT32.max)
+        values = torch.where(seen[listed] & (penalty != 1), wide.to(torch.float32), values)
+        row[ids] = (values - cost[listed]).masked_fill(held[listed], float("-inf"))
+    return logits

@@ -9,7 +9,7 @@ import torch
 from pdx.kernels.expert_mlp import expert_mlp
 from pdx.kernels.kv_view import FLOAT8
 from pdx.kernels.linear import linear, linear_float8
-from pdx.kernels.logit_rules import RuleTensors, apply_rules
+from pdx.kernels.logit_rules import apply_rules
 from pdx.kernels.quantize_rows import quantize_rows
 from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.routing import grouped_routing, softmax_routing
@@ -112,18 +112,11 @@ def _sample() -> object:
 
 
 def _apply_rules() -> object:
-    per_row = meta(64, dtype=F32)
-    rules = RuleTensors(
-        starts=meta(65, dtype=torch.int32),
-        token_ids=meta(4096, dtype=torch.int32),
-        bias=meta(4096, dtype=F32),
-        counts=meta(4096, dtype=torch.int32),
-        held=meta(4096, dtype=torch.bool),
-        repetition=per_row,
-        presence=per_row,
-        frequency=per_row,
-    )
-    return apply_rules(meta(64, 151936, dtype=F32), rules)
+    flags, values = meta(4096, dtype=torch.bool), meta(4096, dtype=F32)
+    ids, starts = meta(4096, dtype=torch.int32), meta(65, dtype=torch.int32)
+    penalties = meta(64, dtype=torch.float64)
+    logits = meta(64, 151936, dtype=F32)
+    return apply_rules(logits, starts, ids, values, flags, values, flags, penalties)
 
 
 def _verify_drafts() -> object:
