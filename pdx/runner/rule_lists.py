@@ -121,7 +121,7 @@ class _PlacedRows:
         outputs: Sequence[Sequence[int]],
     ) -> _PlacedRows:
         num_lists = len(lists)
-        list_lens = np.array([len(rules.token_ids) for rules in lists])
+        list_lens: NDArray[np.int64] = np.array([len(rules.token_ids) for rules in lists])
         output_lens = np.array([len(output) for output in outputs])
         owner = np.repeat(np.arange(num_lists), list_lens)
         ids = np.concatenate([rules.token_ids for rules in lists])
@@ -130,12 +130,12 @@ class _PlacedRows:
             (np.repeat(np.arange(num_lists), output_lens) << _ROW_BITS) | flat, return_counts=True
         )
         output_owner, output_ids = keys >> _ROW_BITS, keys & ((1 << _ROW_BITS) - 1)
-        list_keys = (owner << _ROW_BITS) | ids
-        place = np.searchsorted(list_keys, keys)
-        is_known = place < len(list_keys)
+        list_keys: NDArray[np.int64] = (owner << _ROW_BITS) | ids
+        place = list_keys.searchsorted(keys)
+        is_known: NDArray[np.bool_] = place < len(list_keys)
         is_known[is_known] = list_keys[place[is_known]] == keys[is_known]
         new_owner = output_owner[~is_known]
-        new_lens = np.bincount(new_owner, minlength=num_lists)
+        new_lens: NDArray[np.int64] = np.bincount(new_owner, minlength=num_lists)
 
         begins = _begins(list_lens + new_lens)
         list_at = np.arange(len(ids)) + (begins - _begins(list_lens))[owner]
