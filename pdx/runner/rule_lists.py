@@ -126,12 +126,13 @@ class _PlacedRows:
         owner = np.repeat(np.arange(num_lists), list_lens)
         ids = np.concatenate([rules.token_ids for rules in lists])
         flat = np.fromiter(chain.from_iterable(outputs), np.int64, int(output_lens.sum()))
-        keys, counts = np.unique(
+        found: tuple[NDArray[np.int64], NDArray[np.int64]] = np.unique(
             (np.repeat(np.arange(num_lists), output_lens) << _ROW_BITS) | flat, return_counts=True
         )
+        keys, counts = found
         output_owner, output_ids = keys >> _ROW_BITS, keys & ((1 << _ROW_BITS) - 1)
         list_keys: NDArray[np.int64] = (owner << _ROW_BITS) | ids
-        place = list_keys.searchsorted(keys)
+        place: NDArray[np.int64] = np.searchsorted(list_keys, keys)
         is_known: NDArray[np.bool_] = place < len(list_keys)
         is_known[is_known] = list_keys[place[is_known]] == keys[is_known]
         new_owner = output_owner[~is_known]
