@@ -209,15 +209,14 @@ class DecodeRequest:
     def _landed(self) -> list[LandedShare]:
         if self.arrival is None or not len(self.arrival.ns):
             return []
-        last = len(self.arrival.ns) - 1
-        picks = np.unique(np.linspace(0, last, min(last + 1, _MAX_LANDED)).astype(int))
-        total = int(self.arrival.atoms[-1])
+        ns, atoms = self.arrival.ns, self.arrival.atoms
+        total = int(atoms[-1])
+        if len(ns) > _MAX_LANDED:
+            picks = np.unique(np.linspace(0, len(ns) - 1, _MAX_LANDED).astype(int))
+            ns, atoms = ns[picks], atoms[picks]
         return [
-            LandedShare(
-                at_s=int(self.arrival.ns[i]) * 1e-9 - self.arrival_s,
-                share=int(self.arrival.atoms[i]) / total,
-            )
-            for i in picks
+            LandedShare(at_s=at_ns * 1e-9 - self.arrival_s, share=count / total)
+            for at_ns, count in zip(ns.tolist(), atoms.tolist(), strict=True)
         ]
 
     def _hidden_share(self) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Protocol
 
 from pdx.config.node import ServerConfig
@@ -198,7 +197,7 @@ class FrontendBridge:
 
     def counts(self) -> dict[str, int]:
         """Pages by state, queues, faults and events."""
-        pages = asdict(self._scheduler.pool.counts())
+        pages = self._scheduler.pool.counts()._asdict()
         return {
             **{f"pages_{state}": count for state, count in pages.items()},
             "requests_waiting": self._scheduler.num_waiting,

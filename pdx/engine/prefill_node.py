@@ -15,7 +15,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -364,7 +364,7 @@ class PrefillNode:
 
     def status(self) -> dict[str, int]:
         """Pages by state, queues, links, what went out, and faults."""
-        pages = asdict(self.scheduler.pool.counts())
+        pages = self.scheduler.pool.counts()._asdict()
         sent = self._hub.statistics()
         return {
             **{f"pages_{state}": count for state, count in pages.items()},

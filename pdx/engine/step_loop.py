@@ -9,7 +9,8 @@ for the event loop have their turn after each part.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from pdx.errors import WorkerError
 from pdx.metrics.clock import now_s
@@ -55,6 +56,59 @@ class Role(Protocol):
         """The pass has been taken in."""
 
 
+class _Watchdog:
+    """A bound on each of many waits, one after the other: what takes longer ends the block with
+    TimeoutError.
+
+    One timer looks after all of them. It is late for most, and then asks for what is left of the
+    latest: a timer of its own for each pass, made and cancelled, costs as much as what it guards.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._timeout = asyncio.timeout(None)
+        self._deadline_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    @property
+    def has_expired(self) -> bool:
+        """A wait took too long."""
+        return self._timeout.expired()
+
+    def begin(self, start_s: float) -> None:
+        """A wait begins now."""
+        self._deadline_s = start_s + self._limit_s
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(self._deadline_s, self._look)
+
+    def end(self) -> None:
+        """It is over."""
+        self._deadline_s = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._deadline_s is None:
+            return
+        if now_s() < self._deadline_s:
+            self._timer = asyncio.get_running_loop().call_at(self._deadline_s, self._look)
+        else:
+            self._timeout.reschedule(now_s())
+
+
 class StepLoop:
     """See the module's docstring."""
 
@@ -88,28 +142,38 @@ class StepLoop:
         Raises:
             PdxError: a rank failed, died or hangs; the node must stop.
         """
+        watchdog = _Watchdog(self._watchdog_s)
+        try:
+            async with watchdog:
+                await self._run_passes(watchdog)
+        except TimeoutError:
+            if not watchdog.has_expired:
+                raise
+            raise WorkerError(
+                f"the ranks did not finish pass {self.num_passes + 1} in {self._watchdog_s:g} s"
+            ) from None
+
+    async def _run_passes(self, watchdog: _Watchdog) -> None:
         self._slice_began_s = now_s()
         while True:
             self._woken.clear()  # whatever changes from here on is looked at, or wakes us
             self._scheduler.hash_some()  # the role may admit nobody now
-            await self._end_a_long_slice()
+            if self._is_long_slice():
+                await self._end_slice()
             self._role.admit()
-            await self._end_a_long_slice()
+            if self._is_long_slice():
+                await self._end_slice()
             scheduled = self._scheduler.schedule()
             if scheduled is None:
                 await self._wait_for_news()
                 continue
             self._role.before_pass(scheduled)
-            await self._end_a_long_slice()
+            if self._is_long_slice():
+                await self._end_slice()
             start_s = now_s()
-            try:
-                async with asyncio.timeout(self._watchdog_s):
-                    output = await self._run_ranks(scheduled.batch)
-            except TimeoutError:
-                raise WorkerError(
-                    f"the ranks did not finish pass {scheduled.batch.pass_idx} "
-                    f"in {self._watchdog_s:g} s"
-                ) from None
+            watchdog.begin(start_s)
+            output = await self._run_ranks(scheduled.batch)
+            watchdog.end()
             self.num_passes += 1
             self.last_pass_s = self._slice_began_s = now_s()
             if self._trace is not None:
@@ -125,11 +189,14 @@ class StepLoop:
         await (asyncio.sleep(0) if self._scheduler.is_hashing else self._woken.wait())
         self._slice_began_s = now_s()
 
-    async def _end_a_long_slice(self) -> None:
-        """Let others have the event loop, unless we have had it for a moment only."""
-        if now_s() - self._slice_began_s > _SLICE_S:
-            await asyncio.sleep(0)
-            self._slice_began_s = now_s()
+    def _is_long_slice(self) -> bool:
+        """We have had the event loop for more than a moment."""
+        return now_s() - self._slice_began_s > _SLICE_S
+
+    async def _end_slice(self) -> None:
+        """Let others have the event loop."""
+        await asyncio.sleep(0)
+        self._slice_began_s = now_s()
 
     async def _run_ranks(self, batch: Batch) -> StepOutput:
         """Prompts that came meanwhile are hashed while the ranks compute."""

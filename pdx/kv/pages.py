@@ -27,6 +27,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,9 @@ class PageState(enum.Enum):
 class Use(enum.Enum):
     """Somebody who may still touch a lease's pages."""
 
+    #: Each is there once; Enum's own hash, of the name, is a call in Python.
+    __hash__ = object.__hash__
+
     #: A peer's one-sided writes, from when it is asked until they are proved to be over.
     REMOTE_WRITE = "remote_write"
     #: A forward pass of a rank of this node.
@@ -77,8 +81,7 @@ class Proof(enum.Enum):
     NOT_STARTED = "not_started"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageCounts:
+class PageCounts(NamedTuple):
     """Pages by state. They always add up to ``total``."""
 
     free: int
@@ -99,23 +102,24 @@ class PageCounts:
         return self.free + self.cached == self.total
 
 
+_NO_USES = dict.fromkeys(Use, 0)
+
+
 @dataclass(slots=True)
 class _Lease:
     page_indices: list[int]
     #: How many of the pages are published.
     num_published: int = 0
-    uses: dict[Use, int] = field(default_factory=lambda: dict.fromkeys(Use, 0))
+    uses: dict[Use, int] = field(default_factory=_NO_USES.copy)
+    #: All of them together.
+    num_uses: int = 0
     filled: bool = False
     retired: bool = False
 
     @property
-    def in_use(self) -> bool:
-        return any(self.uses.values())
-
-    @property
     def state(self) -> PageState:
         if self.retired:
-            only_sent = self.uses[Use.SEND] == sum(self.uses.values())
+            only_sent = self.uses[Use.SEND] == self.num_uses
             return PageState.FILLED if only_sent else PageState.QUARANTINED
         if self.uses[Use.REMOTE_WRITE]:
             return PageState.IN_FLIGHT
@@ -166,12 +170,13 @@ class PagePool:
             num_pages: pages besides the shared ones.
             shared: published pages, which come first in the lease.
         """
-        pages = np.array(shared, np.int64)
-        assert self._is_published[pages].all(), f"not all of {shared} are published"
         if not self.fits(num_pages, shared):
             return None
-        self._num_cached -= int(np.count_nonzero(self._is_cached(pages)))
-        self._num_leases[pages] += 1
+        if shared:
+            pages = np.array(shared, np.int64)
+            assert self._is_published[pages].all(), f"not all of {shared} are published"
+            self._num_cached -= int(np.count_nonzero(self._is_cached(pages)))
+            self._num_leases[pages] += 1
         lease_id = self._next_lease_id
         self._next_lease_id += 1
         self._leases[lease_id] = _Lease([*shared, *self._take(num_pages)], len(shared))
@@ -179,8 +184,10 @@ class PagePool:
 
     def fits(self, num_pages: int, shared: Sequence[int] = ()) -> bool:
         """Whether there are enough for such a lease."""
-        num_cached = np.count_nonzero(self._is_cached(np.array(shared, np.int64)))
-        return num_pages <= self.num_free - int(num_cached)
+        num_free = self.num_free
+        if num_pages <= num_free and shared:
+            num_free -= int(np.count_nonzero(self._is_cached(np.array(shared, np.int64))))
+        return num_pages <= num_free
 
     def num_to_evict(self, num_pages: int) -> int:
         """How many of so many pages must leave the cache before they can be leased."""
@@ -211,7 +218,7 @@ class PagePool:
         pages = lease.page_indices[first : first + len(keys)]
         assert len(pages) == len(keys)
         places = np.array(pages, np.int64)
-        if not page_of.keys().isdisjoint(keys) or self._is_published[places].any():
+        if not page_of.keys().isdisjoint(keys) or any(map(key_of.__getitem__, pages)):
             new = {
                 key: page
                 for key, page in zip(keys, pages, strict=True)
@@ -239,10 +246,14 @@ class PagePool:
 
     def publications(self, pages: Sequence[int]) -> array[int]:
         """What :meth:`num_unchanged` asks for, of published pages: numbers of 64 bits."""
+        if not pages:
+            return array("q")
         return array("q", self._published_at[np.array(pages, np.int64)].tobytes())
 
     def num_unchanged(self, pages: Sequence[int], publications: array[int]) -> int:
         """How many of these pages, from the first on, are still published as they were then."""
+        if not pages:
+            return 0
         places = np.array(pages, np.int64)
         is_same = self._published_at[places] == np.array(publications, np.int64)
         changed = np.flatnonzero(~(is_same & self._is_published[places]))
@@ -257,9 +268,13 @@ class PagePool:
         lease.page_indices.extend(new)
         return new
 
-    def page_indices(self, lease_id: int) -> tuple[int, ...]:
-        """The lease's pages, by position in the request."""
-        return tuple(self._live(lease_id).page_indices)
+    def page_indices(self, lease_id: int, first: int = 0) -> tuple[int, ...]:
+        """The lease's pages, by position in the request, from a place on."""
+        return tuple(self._live(lease_id).page_indices[first:])
+
+    def num_pages_of(self, lease_id: int) -> int:
+        """How many pages a lease has."""
+        return len(self._live(lease_id).page_indices)
 
     def state(self, lease_id: int) -> PageState:
         """State of all pages of a lease; FREE once it has ended."""
@@ -268,7 +283,9 @@ class PagePool:
 
     def hold(self, lease_id: int, use: Use) -> None:
         """Somebody starts to touch the pages. Only a lease that was not given up can gain uses."""
-        self._live(lease_id).uses[use] += 1
+        lease = self._live(lease_id)
+        lease.uses[use] += 1
+        lease.num_uses += 1
 
     def drop(self, lease_id: int, use: Use, proof: Proof | None = None) -> None:
         """Somebody has stopped touching the pages; frees them if the lease was given up and this
@@ -281,9 +298,10 @@ class PagePool:
         lease = self._leases[lease_id]
         assert lease.uses[use] > 0, f"lease {lease_id} has no {use}"
         lease.uses[use] -= 1
+        lease.num_uses -= 1
         if proof is Proof.COUNTED:
             lease.filled = True
-        if lease.retired and not lease.in_use:
+        if lease.retired and not lease.num_uses:
             self._free_pages(lease_id)
 
     def exchange(self, lease_id: int, old: Use, new: Use) -> None:
@@ -299,18 +317,26 @@ class PagePool:
         """
         lease = self._live(lease_id)
         lease.retired = True
-        if not lease.in_use:
+        if not lease.num_uses:
             self._free_pages(lease_id)
 
     def counts(self) -> PageCounts:
         """Pages by state; checks that every page is accounted for."""
-        by_state = dict.fromkeys(PageState, 0)
-        by_state[PageState.FREE] = len(self._free)
-        by_state[PageState.CACHED] = self._num_cached
-        by_state[PageState.FILLED] = len(self._page_of) - self._num_cached
+        leased = in_flight = quarantined = 0
+        filled = len(self._page_of) - self._num_cached
         for lease in self._leases.values():
-            by_state[lease.state] += len(lease.page_indices) - lease.num_published
-        counts = PageCounts(**{state.value: count for state, count in by_state.items()})
+            num_pages = len(lease.page_indices) - lease.num_published
+            match lease.state:
+                case PageState.LEASED:
+                    leased += num_pages
+                case PageState.IN_FLIGHT:
+                    in_flight += num_pages
+                case PageState.QUARANTINED:
+                    quarantined += num_pages
+                case _:
+                    filled += num_pages
+        num_free, num_cached = len(self._free), self._num_cached
+        counts = PageCounts(num_free, leased, in_flight, filled, quarantined, num_cached)
         assert counts.total == self.num_pages, f"{counts} do not add up to {self.num_pages}"
         return counts
 
@@ -324,7 +350,7 @@ class PagePool:
         taken = [free.popleft() for _ in range(min(num_pages, len(free)))]
         while len(taken) < num_pages:
             taken += self._evict(num_pages - len(taken))
-        self._num_leases[np.array(taken, np.int64)] = 1
+        self._num_leases[taken] = 1
         return taken
 
     def _evict(self, most: int) -> list[int]:
@@ -360,10 +386,11 @@ class PagePool:
 
     def _free_pages(self, lease_id: int) -> None:
         pages = np.array(self._leases.pop(lease_id).page_indices, np.int64)
-        self._num_leases[pages] -= 1
-        self._free.extend(pages[~self._is_published[pages]].tolist())
+        num_leases, is_published = self._num_leases[pages] - 1, self._is_published[pages]
+        self._num_leases[pages] = num_leases
+        self._free.extend(pages[~is_published].tolist())
         # The last page of a prefix gives way first: without the ones before it is of no use.
-        cached = pages[self._is_cached(pages)][::-1]
+        cached = pages[is_published & (num_leases == 0)][::-1]
         self._leave(cached)
         self._num_cached += len(cached)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,8 +81,11 @@ class _OpenFabric:
     handlers: dict[int, Callable[[FabricEvent], None]] = field(default_factory=dict)
 
 
+@functools.cache
 def host_identity() -> str:
-    """Equal for two processes exactly when libfabric's shm provider can work between them."""
+    """Equal for two processes exactly when libfabric's shm provider can work between them; it
+    stays as long as the process.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     pid_namespace = Path("/proc/self/ns/pid").readlink()
     return f"{boot}/{pid_namespace}/shm:{Path('/dev/shm').stat().st_dev}"

@@ -22,6 +22,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,8 @@ def shares(src: NodeLayout, dst: NodeLayout, transfer_id: int) -> tuple[Share, .
 
 def _shuffled(count: int, seed: int) -> list[int]:
     """``range(count)`` in an order that is equal on all hosts and in all versions of Python."""
+    if count == 1:
+        return [0]
     return sorted(
         range(count),
         key=lambda i: hashlib.blake2b(b"%d %d" % (seed, i), digest_size=8).digest(),
@@ -151,10 +154,22 @@ def atoms_by_rank(
         first_position: a multiple of the destination's page size.
         tail: whether the tail comes too.
     """
+    dealt = shares(src, dst, transfer_id)
+    return _atoms_of(dealt, src, dst, first_position, num_tokens, tail)
+
+
+def _atoms_of(
+    dealt: Sequence[Share],
+    src: NodeLayout,
+    dst: NodeLayout,
+    first_position: int,
+    num_tokens: int,
+    tail: bool,
+) -> list[int]:
     num_runs = _num_layer_runs(src, dst, first_position, num_tokens)
     equal = src.rank.page_size == dst.rank.page_size
     atoms = [int(tail)] * dst.tp_size
-    for share in shares(src, dst, transfer_id):
+    for share in dealt:
         atoms[share.dst_rank] += num_runs * (1 if equal else share.num_heads * src.rank.num_parts)
     return atoms
 
@@ -195,7 +210,6 @@ class TransferPlan:
         self._src, self._dst = src, dst
         self._src_group, self._dst_group = src_group, dst_group
         self._dst_tail = dst_tail
-        self._transfer_id = transfer_id
         self.num_tokens = num_tokens
         self.first_position = first_position
         self._dst_pages = np.array(dst_page_indices, np.int64)
@@ -218,13 +232,13 @@ class TransferPlan:
                 f"{self.num_tokens} tokens (page size {page_size})",
                 param="first_position",
             )
-        planned = atoms_by_rank(
+        planned = _atoms_of(
+            self._shares,
             self._src,
             self._dst,
-            self._transfer_id,
             self.first_position,
             self.num_tokens,
-            tail=self._dst_tail is not None,
+            self._dst_tail is not None,
         )
         num_pages = -(-self.num_tokens // page_size) - self.first_position // page_size
         pages = self._dst_pages
@@ -234,8 +248,10 @@ class TransferPlan:
                 f"{atoms} in {len(pages)} pages",
                 param="atoms_by_rank",
             )
-        bad = pages[(pages < 0) | (pages >= num_dst_pages)]
-        if len(bad) or (np.diff(np.sort(pages)) == 0).any():
+        ordered = np.sort(pages)
+        is_in_range = ordered[0] >= 0 and ordered[-1] < num_dst_pages
+        if not is_in_range or (ordered[1:] == ordered[:-1]).any():
+            bad = pages[(pages < 0) | (pages >= num_dst_pages)]
             raise InvalidRequest(
                 f"destination pages must be distinct and below {num_dst_pages}; "
                 f"bad: {bad[:4].tolist()}",
@@ -346,8 +362,7 @@ class TransferPlan:
         return runs.ravel().astype(np.uint32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
+class _Places(NamedTuple):
     """Where positions lie: page, and token in the page."""
 
     pages: NDArray[np.int64]

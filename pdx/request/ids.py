@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 __all__ = ["IdArray", "from_wire", "to_wire"]
 
@@ -29,7 +29,7 @@ class IdArray(_Array):
     __slots__ = ()
 
     def __new__(cls, ids: Iterable[int] = ()) -> Self:
-        return cast("Self", super().__new__(cls, "I", ids))
+        return super().__new__(cls, "I", ids)  # type: ignore[return-value]  # it makes its class
 
 
 def to_wire(value: Any) -> bytes:

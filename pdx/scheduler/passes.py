@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pdx.request.batch import Batch, RequestStart, RequestStep, SampledToken, ScoredToken
 from pdx.request.request import FinishReason, SamplingParams
@@ -19,8 +19,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillChunk:
+class PrefillChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Positions ``start <= i < end`` that a pass computes; ``last`` ends the prefill."""
 
     request_id: int
@@ -30,8 +29,7 @@ class PrefillChunk:
     page_indices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledPass:
+class ScheduledPass(msgspec.Struct, frozen=True, kw_only=True):
     """A batch for the ranks, and what the messenger needs to know of it."""
 
     batch: Batch
@@ -53,17 +51,16 @@ def start_message(sequence: Sequence) -> RequestStart:
 
 
 def step_of(
-    sequence: Sequence, num_tokens: int, page_indices: tuple[int, ...], *, may_draft: bool = False
+    sequence: Sequence, num_tokens: int, new_pages: tuple[int, ...], *, may_draft: bool = False
 ) -> RequestStep:
-    """So many tokens of a sequence in the next pass; ``page_indices`` are all of its pages."""
+    """So many tokens of a sequence in the next pass; ``new_pages`` the rank was not told of."""
     sequence.num_in_pass = num_tokens
-    new = page_indices[sequence.num_pages_sent :]
-    sequence.num_pages_sent = len(page_indices)
+    sequence.num_pages_sent += len(new_pages)
     ends_prefill = sequence.num_computed + num_tokens >= sequence.prefill_len
     return RequestStep(
         request_id=sequence.request_id,
         num_tokens=num_tokens,
-        new_page_indices=list(new),
+        new_page_indices=list(new_pages),
         sample=sequence.sampling is not None and sequence.prefill_done,
         zero_last_page=sequence.sampling is None and ends_prefill,
         may_draft=may_draft,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pdx.errors import InvalidRequest
 from pdx.kv.pages import PagePool, Use
@@ -29,6 +29,7 @@ from pdx.request.batch import (
     PromptScores,
     RequestStep,
     SampledToken,
+    ScoredToken,
     StepOutput,
 )
 from pdx.request.ids import IdArray
@@ -290,19 +291,26 @@ class Scheduler:
                 return None
             return SequenceUpdate(request_id=request_id, prefilled=prefilled, prompt_scores=scores)
         assert sequence.sampling is not None
-        update = SequenceUpdate(request_id=request_id, prompt_scores=scores)
+        token_ids: list[int] = []
+        logprobs: list[ScoredToken] = []
         reason = None
         for token in sampled:
             # What a second token was sampled behind: the draft that was right.
-            sequence.num_computed += bool(update.token_ids)
+            sequence.num_computed += bool(token_ids)
             sequence.token_ids.append(token.token_id)
-            update.token_ids.append(token.token_id)
-            update.logprobs.extend(logprobs_of(token, sequence.sampling))
+            token_ids.append(token.token_id)
+            logprobs += logprobs_of(token, sequence.sampling)
             reason = finish_reason(sequence, token.token_id, sequence.sampling)
             if reason is not None:
                 self._end(sequence)
                 break
-        return replace(update, finish_reason=reason)
+        return SequenceUpdate(
+            request_id=request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_scores=scores,
+            finish_reason=reason,
+        )
 
     def _schedule_decodes(self) -> list[Sequence]:
         decodes: list[Sequence] = []
@@ -315,7 +323,7 @@ class Scheduler:
 
     def _schedule_prefills(self) -> list[tuple[Sequence, int]]:
         able = [s for s in self._active.values() if self._ready(s) and not s.prefill_done]
-        return fill_chunk(able, self.limits.chunk_len)
+        return fill_chunk(able, self.limits.chunk_len) if able else []
 
     @staticmethod
     def _ready(sequence: Sequence) -> bool:
@@ -327,8 +335,8 @@ class Scheduler:
         """
         assert sequence.lease_id is not None
         while True:
-            have = len(self._pages_of(sequence))
-            missing = self._num_pages_for(len(sequence.token_ids)) - have
+            wanted = self._num_pages_for(len(sequence.token_ids))
+            missing = wanted - self.pool.num_pages_of(sequence.lease_id)
             if missing <= 0 or self.pool.extend(sequence.lease_id, missing) is not None:
                 return True
             victim = next(s for s in reversed(self._active.values()) if self._ready(s))
@@ -376,7 +384,8 @@ class Scheduler:
     def _step(self, sequence: Sequence, num_tokens: int, *, may_draft: bool = False) -> RequestStep:
         assert sequence.lease_id is not None
         self.pool.hold(sequence.lease_id, Use.PASS)
-        return step_of(sequence, num_tokens, self._pages_of(sequence), may_draft=may_draft)
+        new = self.pool.page_indices(sequence.lease_id, sequence.num_pages_sent)
+        return step_of(sequence, num_tokens, new, may_draft=may_draft)
 
     def _pages_of(self, sequence: Sequence) -> tuple[int, ...]:
         assert sequence.lease_id is not None

@@ -8,6 +8,8 @@ import enum
 from array import array
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pdx.request.batch import PromptScores, ScoredToken
 from pdx.request.ids import IdArray
 from pdx.request.request import FinishReason, SamplingParams
@@ -109,14 +111,13 @@ class Sequence:
         return self.prompt_len + (self.sampling.max_tokens if self.sampling else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceUpdate:
+class SequenceUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass did to a sequence. A prefill-only sequence ends with ``prefilled``."""
 
     request_id: int
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
     #: One for each of ``token_ids``, where the request asks for log-probabilities.
-    logprobs: list[ScoredToken] = field(default_factory=list)
+    logprobs: list[ScoredToken] = []
     prompt_scores: PromptScores | None = None
     finish_reason: FinishReason | None = None
     prefilled: bool = False
