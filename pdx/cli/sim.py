@@ -79,6 +79,7 @@ def sim(
 ) -> None:
     """Simulate a cluster: the real engine on a simulated network, with faults drawn from a seed."""
     from pdx.sim.scenario import ScenarioOptions
+    from pdx.sim.search import few_collections
 
     num_prefillers, num_decoders = _parse_nodes(nodes)
     options = ScenarioOptions(
@@ -90,7 +91,8 @@ def sim(
         only_requests=_parse_numbers("--only-requests", only_requests),
         only_faults=_parse_numbers("--only-faults", only_faults),
     )
-    failed = _run(range(seed, seed + histories), options, as_json=as_json)
+    with few_collections():
+        failed = _run(range(seed, seed + histories), options, as_json=as_json)
     if failed is not None:
         _report_failure(failed, options)
         raise typer.Exit(1)

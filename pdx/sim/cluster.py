@@ -52,12 +52,10 @@ class ClockOfLoop:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
+        self.call_at: Callable[..., None] = loop.call_outside
 
     def now_ns(self) -> int:
         return self._loop.now_ns
-
-    def call_at(self, when_ns: int, callback: Callable[[], None]) -> None:
-        self._loop.call_at_ns(when_ns, callback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +246,9 @@ class RunningNode:
             reserve_output_len=shape.reserve_output_len,
             prefix_cache=shape.prefix_cache,
         )
-        self._ranks = SimulatedRanks(room.model, memory, self.layout, PassTimes(), self._rng)
+        self._ranks = SimulatedRanks(
+            room.loop, room.model, memory, self.layout, PassTimes(), self._rng
+        )
         return _SimulatedLoad(
             folder=Path("/simulated"),
             weights_id="simulated",

@@ -248,7 +248,10 @@ class History:
         running = self.nodes[landing.target_node]
         if running.watch is not None:
             running.watch.on_landing(landing)
-        self.note(landing.target_node, f"{landing.write.atoms} atoms of {landing.source_node} land")
+        if self._recorded:
+            self.note(
+                landing.target_node, f"{landing.write.atoms} atoms of {landing.source_node} land"
+            )
 
     def _on_sent(self, source: str, target: str, data: bytes) -> None:
         self.note(source, f"-> {target}: {describe(data)}")

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVarTuple, cast
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 if TYPE_CHECKING:
     from pdx.sim.wire import ControlNetwork
@@ -67,6 +67,11 @@ def current_process() -> Process:
     return process
 
 
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class _Handle:
     """A callback that will run, unless it is cancelled."""
 
@@ -76,13 +81,14 @@ class _Handle:
         self,
         callback: Callable[..., Any],
         args: tuple[Any, ...],
-        context: contextvars.Context | None,
+        context: contextvars.Context,
+        process: Process | None,
         when_ns: int,
     ) -> None:
         self.callback = callback
         self.args = args
-        self.context = contextvars.copy_context() if context is None else context
-        self.process = self.context.get(_current)
+        self.context = context
+        self.process = process
         self.when_ns = when_ns
         self.is_cancelled = False
 
@@ -108,12 +114,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         #: Callbacks so far.
         self.num_steps = 0
         self._on_error = on_error
-        self._now_ns = 0
+        #: Virtual time, which nobody else moves.
+        self.now_ns = 0
         self._ready: deque[_Handle] = deque()
         self._timers: list[tuple[int, int, _Handle]] = []
         self._order = itertools.count()
-        #: Callbacks before this moment.
-        self._steps_before = 0
+        #: The last callback that this moment may have.
+        self._last_step = _MOST_STEPS_AT_ONCE
         self._readers: dict[int, tuple[Callable[..., Any], tuple[Any, ...], Any]] = {}
         self._next_fd = itertools.count(_FIRST_FD)
         self._world = contextvars.Context()
@@ -127,7 +134,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         with self._as_running():
             while not done():
                 if not self._run_some(16, when_ns):
-                    self._now_ns = max(self._now_ns, when_ns)
+                    self.now_ns = max(self.now_ns, when_ns)
                     return done()
         return True
 
@@ -142,7 +149,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 for task in tasks:
                     task.cancel()
                 if tasks:
-                    self._run_some(20_000, self._now_ns + 3_000_000_000)
+                    self._run_some(20_000, self.now_ns + 3_000_000_000)
         if self.control is not None:
             self.control.is_over = True
         self._ready.clear()
@@ -159,42 +166,41 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _run_some(self, most: int, until_ns: int) -> bool:
         """Run some callbacks; False: none is left before that moment."""
-        ready, timers = self._ready, self._timers
+        ready, timers, heappop = self._ready, self._timers, heapq.heappop
         for _ in range(most):
-            if not ready:
-                while timers and timers[0][2].is_cancelled:
-                    heapq.heappop(timers)
-                if not timers or timers[0][0] > until_ns:
-                    return False
-                when_ns, _, handle = heapq.heappop(timers)
-                if when_ns > self._now_ns:
-                    self._now_ns = when_ns
-                    self._steps_before = self.num_steps
-            else:
+            if ready:
                 handle = ready.popleft()
-            if not handle.is_cancelled:
-                self._run(handle)
+            else:
+                while True:
+                    if not timers or timers[0][0] > until_ns:
+                        return False
+                    when_ns, _, handle = heappop(timers)
+                    if not handle.is_cancelled:
+                        break
+                if when_ns > self.now_ns:
+                    self.now_ns = when_ns
+                    self._last_step = self.num_steps + _MOST_STEPS_AT_ONCE
+            if handle.is_cancelled:
+                continue
+            process = handle.process
+            if process is not None and (process.dead or process.paused):
+                if not process.dead:
+                    process.backlog.append(handle)
+                continue
+            self.num_steps += 1
+            self._running = process
+            if self.num_steps > self._last_step:
+                self._last_step = self.num_steps + _MOST_STEPS_AT_ONCE
+                self._on_error(process, "it runs without end")
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except asyncio.CancelledError:
+                pass  # of a task whose end a callback looked at
+            except Exception as error:  # noqa: BLE001 - the edge of a simulated process
+                self._on_error(process, f"a callback failed: {error!r}")
         return True
-
-    def _run(self, handle: _Handle) -> None:
-        process = handle.process
-        if process is not None and (process.dead or process.paused):
-            if not process.dead:
-                process.backlog.append(handle)
-            return
-        self.num_steps += 1
-        self._running = process
-        if self.num_steps - self._steps_before > _MOST_STEPS_AT_ONCE:
-            self._steps_before = self.num_steps
-            self._on_error(process, "it runs without end")
-        try:
-            handle.context.run(handle.callback, *handle.args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except asyncio.CancelledError:
-            pass  # of a task whose end a callback looked at
-        except Exception as error:  # noqa: BLE001 - the edge of a simulated process
-            self._on_error(process, f"a callback failed: {error!r}")
 
     def pause(self, process: Process) -> None:
         """SIGSTOP."""
@@ -208,13 +214,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     # ---- time and callbacks ---------------------------------------------------------------
 
-    @property
-    def now_ns(self) -> int:
-        """Virtual time."""
-        return self._now_ns
-
     def time(self) -> float:
-        return self._now_ns * 1e-9
+        return self.now_ns * 1e-9
 
     def call_soon(
         self,
@@ -222,9 +223,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, context, self._now_ns)
+        handle = self._handle(callback, args, context, self.now_ns)
         self._ready.append(handle)
-        return cast(asyncio.Handle, handle)
+        return handle  # type: ignore[return-value]  # as far as anybody looks
 
     def call_later(
         self,
@@ -233,8 +234,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        when_ns = self._now_ns + round(delay * 1e9)
-        return self._at(when_ns, _Handle(callback, args, context, when_ns))
+        return self._at(self.now_ns + round(delay * 1e9), callback, args, context)
 
     def call_at(
         self,
@@ -247,18 +247,48 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         when_ns = round(when * 1e9)
         while when_ns * 1e-9 < when:
             when_ns += 1
-        return self._at(when_ns, _Handle(callback, args, context, when_ns))
+        return self._at(when_ns, callback, args, context)
 
     def call_at_ns(
         self, when_ns: int, callback: Callable[..., Any], *args: Any, process: Process | None = None
     ) -> None:
         """Run a callback in a process, or in none."""
         context = self._world if process is None else process.context
-        self._at(when_ns, _Handle(callback, args, context, when_ns))
-
-    def _at(self, when_ns: int, handle: _Handle) -> asyncio.TimerHandle:
+        handle = _Handle(callback, args, context, process, when_ns)
         heapq.heappush(self._timers, (when_ns, next(self._order), handle))
-        return cast(asyncio.TimerHandle, handle)
+
+    def call_outside(self, when_ns: int, callback: Callable[..., Any], *args: Any) -> None:
+        """Run a callback in no process."""
+        handle = _Handle(callback, args, self._world, None, when_ns)
+        heapq.heappush(self._timers, (when_ns, next(self._order), handle))
+
+    async def sleep_ns(self, delay_ns: int) -> None:
+        """What asyncio.sleep() does, for half of it."""
+        future = self.create_future()
+        self.call_at_ns(self.now_ns + delay_ns, _wake, future, process=_current.get())
+        await future
+
+    def _at(
+        self,
+        when_ns: int,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> asyncio.TimerHandle:
+        handle = self._handle(callback, args, context, when_ns)
+        heapq.heappush(self._timers, (when_ns, next(self._order), handle))
+        return handle  # type: ignore[return-value]  # as far as anybody looks
+
+    @staticmethod
+    def _handle(
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+        when_ns: int,
+    ) -> _Handle:
+        if context is None:
+            return _Handle(callback, args, contextvars.copy_context(), _current.get(), when_ns)
+        return _Handle(callback, args, context, context.get(_current), when_ns)
 
     # ---- what asyncio asks of a loop ------------------------------------------------------
 

@@ -10,8 +10,10 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdx.errors import WorkerError
 from pdx.fabric import MemoryPart
@@ -27,6 +29,7 @@ from pdx.request.batch import (
     ScoredToken,
     StepOutput,
 )
+from pdx.sim.loop import VirtualLoop
 from pdx.sim.model import SimulatedModel
 
 __all__ = ["PassTimes", "SimulatedMemory", "SimulatedRanks"]
@@ -91,8 +94,7 @@ class _Request:
     pages: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Span:
+class _Span(NamedTuple):
     """What a pass does for one request: positions from ``start``, and the states after each."""
 
     request: _Request
@@ -102,11 +104,46 @@ class _Span:
     zero_rest: bool
 
 
+class _Words(NamedTuple):
+    """What a pass writes."""
+
+    #: Of each token, [T]: its page and its place there.
+    pages: NDArray[np.intp]
+    offsets: NDArray[np.intp]
+    #: Of each rank: [T, L, Hkv, part].
+    kv: list[NDArray[np.uint64]]
+    #: Pages, and from which token on they are zeroed.
+    unused: list[tuple[int, int]]
+
+
+def _head_shares(heads: list[range]) -> list[tuple[int, ...]]:
+    """How many times what each rank holds of each of its heads counts in the state.
+
+    Once all together; but that a replica differs must not go unseen, so the difference between it
+    and the head's first holder counts, too.
+    """
+    replicas: dict[int, list[int]] = {}
+    for rank_idx, own in enumerate(heads):
+        for head in own:
+            replicas.setdefault(head, []).append(rank_idx)
+    factors = [2 * rank_idx + 1 for rank_idx in range(len(heads))]
+    return [
+        tuple(
+            factors[rank_idx]
+            if replicas[head][0] != rank_idx
+            else 1 - sum(factors[other] for other in replicas[head][1:])
+            for head in own
+        )
+        for rank_idx, own in enumerate(heads)
+    ]
+
+
 class SimulatedRanks:
     """See the module's docstring."""
 
     def __init__(
         self,
+        loop: VirtualLoop,
         model: SimulatedModel,
         memory: SimulatedMemory,
         layout: NodeLayout,
@@ -119,13 +156,21 @@ class SimulatedRanks:
         self._times = times
         self._rng = rng
         self._requests: dict[int, _Request] = {}
-        self._end: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
+        self._loop = loop
+        self._end: asyncio.Future[WorkerError] = loop.create_future()
+        page_size = layout.rank.page_size
         heads = [layout.heads(rank_idx) for rank_idx in range(layout.tp_size)]
+        #: Of each rank: [L, Hkv, part].
         self._factors = [model.factors[:, own.start : own.stop] for own in heads]
+        #: Of each rank, how much each word of a request's pages counts: [P, L, Hkv, part, S].
         self._weights = [
-            model.place_weights[:, None, own.start : own.stop, :, None] for own in heads
+            model.word_weights(page_size, (own.start, own.stop), shares)
+            for own, shares in zip(heads, _head_shares(heads), strict=True)
         ]
-        self._heads = heads
+        #: Of each rank, its memory by page, [P, L, Hkv, part, S], and by token, [P, S, L, Hkv,
+        #: part].
+        self._by_page = [memory.transpose(1, 0, 2, 3, 4) for memory in memory.ranks]
+        self._by_token = [memory.transpose(1, 4, 0, 2, 3) for memory in memory.ranks]
 
     async def died(self) -> WorkerError:
         return await asyncio.shield(self._end)
@@ -147,25 +192,26 @@ class SimulatedRanks:
             request = _Request(start, list(start.token_ids), start.num_computed)
             self._requests[start.request_id] = request
         spans = [self._compute(step) for step in batch.steps]
-        num_tokens = sum(step.num_tokens for step in batch.steps)
+        written = self._words_of(spans)
+        num_tokens = len(written.pages)
         times = self._times
         pass_ns = times.base_ns + times.token_ns * num_tokens
         pass_s = pass_ns * 1e-9 * (1 + self._rng.random() * times.jitter)
         if any(step.num_tokens > 1 or not step.sample for step in batch.steps):
-            await self._run_layers(batch.pass_idx, spans, pass_s)
+            await self._run_layers(batch.pass_idx, written, pass_s)
         else:
-            await asyncio.sleep(pass_s)
-            self._write(spans, slice(None))
+            await self._loop.sleep_ns(round(pass_s * 1e9))
+            self._write(written, slice(None))
         for rank_idx in range(self._layout.tp_size):
             end = end_value(batch.pass_idx, self._layout.rank.num_layers)
             self._memory.store_progress(end, rank_idx)
         return self._output(batch, spans, pass_s)
 
-    async def _run_layers(self, pass_idx: int, spans: list[_Span], pass_s: float) -> None:
+    async def _run_layers(self, pass_idx: int, written: _Words, pass_s: float) -> None:
         num_layers = self._layout.rank.num_layers
         for layer in range(num_layers):
-            await asyncio.sleep(pass_s / num_layers)
-            self._write(spans, slice(layer, layer + 1))
+            await self._loop.sleep_ns(round(pass_s / num_layers * 1e9))
+            self._write(written, slice(layer, layer + 1))
             for rank_idx in range(self._layout.tp_size):
                 # A sibling may lag; its word tells of this layer with a later one's, then.
                 if layer + 1 == num_layers or rank_idx == 0 or self._rng.random() < 0.8:
@@ -188,34 +234,41 @@ class SimulatedRanks:
         """What the KV of the first positions adds up to, as it lies in the pages now."""
         if not num_tokens:
             return 0
-        num_pages = self._layout.rank.num_pages_for(num_tokens)
+        layout = self._layout.rank
+        num_pages, in_last = layout.num_pages_for(num_tokens), num_tokens % layout.page_size
         chosen = pages[:num_pages]
-        weights = self._model.position_weights[:num_tokens]
-        by_head: dict[int, int] = {}
         state = 0
-        for rank_idx, memory in enumerate(self._memory.ranks):
-            weighted = memory[:, chosen] * self._weights[rank_idx]
-            by_token = weighted.sum(axis=(0, 3))  # [page, head, token]
-            for place, head in enumerate(self._heads[rank_idx]):
-                found = int((by_token[:, place].reshape(-1)[:num_tokens] * weights).sum())
-                if head not in by_head:
-                    state += by_head.setdefault(head, found)
-                else:  # a replica that differs must not go unseen
-                    state += (found - by_head[head]) * (2 * rank_idx + 1)
+        for memory, weights in zip(self._by_page, self._weights, strict=True):
+            found = memory[chosen]
+            if in_last:
+                found[-1, ..., in_last:] = 0
+            state += int(found.reshape(-1).dot(weights[:num_pages].reshape(-1)))
         return state & 0xFFFFFFFFFFFFFFFF
 
-    def _write(self, spans: list[_Span], layers: slice) -> None:
+    def _words_of(self, spans: list[_Span]) -> _Words:
         page_size = self._layout.rank.page_size
+        pages: list[int] = []
+        offsets: list[int] = []
+        values: list[int] = []
+        unused: list[tuple[int, int]] = []
         for span in spans:
             stop = span.start + len(span.values)
-            positions = np.arange(span.start, stop)
-            pages = np.array(span.request.pages)[positions // page_size]
-            values = np.array(span.values, np.uint64)[:, None, None, None]
-            for memory, factors in zip(self._memory.ranks, self._factors, strict=True):
-                # [T, L, Hkv, part]
-                memory[layers, pages, :, :, positions % page_size] = values * factors[layers]
-                if span.zero_rest and stop % page_size:
-                    memory[layers, pages[-1], :, :, stop % page_size :] = 0
+            for position in range(span.start, stop):
+                place, offset = divmod(position, page_size)
+                pages.append(span.request.pages[place])
+                offsets.append(offset)
+            values += span.values
+            if span.zero_rest and stop % page_size:
+                unused.append((pages[-1], stop % page_size))
+        column = np.array(values, np.uint64)[:, None, None, None]
+        kv = [column * factors for factors in self._factors]
+        return _Words(np.array(pages, np.intp), np.array(offsets, np.intp), kv, unused)
+
+    def _write(self, written: _Words, layers: slice) -> None:
+        for memory, kv in zip(self._by_token, written.kv, strict=True):
+            memory[written.pages, written.offsets, layers] = kv[:, layers]
+            for page, first in written.unused:
+                memory[page, first:, layers] = 0
 
     def _output(self, batch: Batch, spans: list[_Span], pass_s: float) -> StepOutput:
         tokens, scores = [], []

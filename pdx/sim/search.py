@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +11,12 @@ from dataclasses import replace
 from pdx.sim.history import History, Outcome
 from pdx.sim.scenario import FaultKind, ScenarioOptions, draw_scenario
 
-__all__ = ["command_line", "run_history", "shrink"]
+__all__ = ["command_line", "few_collections", "run_history", "shrink"]
 
 #: What the real code says while it is simulated, of peers that were lost and so on.
 _LOGGERS = ("pdx.engine", "pdx.messenger")
+#: As many objects as a history or two leave.
+_ALLOCATIONS_A_COLLECTION = 50_000
 
 
 @contextmanager
@@ -27,6 +30,25 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Garbage is looked for rarely, and only in what is made from here on.
+
+    A history makes many objects and has few cycles before its end. The default looks at everything
+    that was imported every few histories, and at each history's living objects a hundred times:
+    a sixth of its time.
+    """
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_ALLOCATIONS_A_COLLECTION, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def run_history(seed: int, options: ScenarioOptions, *, recorded: bool = False) -> Outcome:

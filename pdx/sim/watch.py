@@ -91,7 +91,11 @@ class Watch:
         pages: set[int] = set()
         for offset, num_bytes in spans:
             first = offset % self._rank_stride % self._layer_stride
-            pages.update(range(first // size, (first + num_bytes - 1) // size + 1))
+            page, last = first // size, (first + num_bytes - 1) // size
+            pages.add(page)
+            while page < last:
+                page += 1
+                pages.add(page)
         return pages
 
     def check_untouched(self, pages: Iterable[int], what: str) -> None:
@@ -116,7 +120,7 @@ class Watch:
         """Bytes have just landed here."""
         assert self.pool is not None
         spans = ((piece.dst_offset, piece.num_bytes) for piece in landing.write.pieces)
-        stray = self.pages_of(spans) - self.pool.pages_written_remotely()
+        stray = self.pool.not_written_remotely(self.pages_of(spans))
         if stray:
             self.broken(
                 "leased-target",
@@ -133,10 +137,13 @@ class WatchedPool(PagePool):
         self._watch = watch
         watch.pool = self
 
-    def pages_written_remotely(self) -> set[int]:
-        """Pages that a peer's writes may land in."""
-        leases = (lease for lease in self._leases.values() if lease.uses[Use.REMOTE_WRITE])
-        return {page for lease in leases for page in lease.page_indices}
+    def not_written_remotely(self, pages: set[int]) -> set[int]:
+        """Those of the pages that no peer's writes may land in."""
+        left = pages.copy()
+        for lease in self._leases.values():
+            if lease.uses[Use.REMOTE_WRITE]:
+                left.difference_update(lease.page_indices)
+        return left
 
     def drop(self, lease_id: int, use: Use, proof: Proof | None = None) -> None:
         super().drop(lease_id, use, proof)
@@ -154,7 +161,8 @@ class WatchedPool(PagePool):
     def _free_pages(self, lease_id: int) -> None:
         pages = self._leases[lease_id].page_indices
         super()._free_pages(lease_id)
-        self._watch.check_untouched((p for p in pages if not self._num_leases[p]), "given back")
+        left = [p for p, n in zip(pages, self._num_leases[pages].tolist(), strict=True) if not n]
+        self._watch.check_untouched(left, "given back")
 
     def _check_sums(self) -> None:
         try:

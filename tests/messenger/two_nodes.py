@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -51,9 +52,9 @@ class _Clock:
     def now_ns(self) -> int:
         return time.monotonic_ns()
 
-    def call_at(self, when_ns: int, callback: Callable[[], None]) -> None:
+    def call_at(self, when_ns: int, callback: Callable[..., None], *args: Any) -> None:
         delay_s = max(0.0, (when_ns - self.now_ns()) * 1e-9)
-        asyncio.get_running_loop().call_later(delay_s, callback)
+        asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
 
 def network() -> SimulatedNetwork:

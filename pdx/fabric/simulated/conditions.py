@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["Clock", "Conditions"]
 
@@ -15,8 +15,8 @@ class Clock(Protocol):
     def now_ns(self) -> int:
         """The time; it only moves between two calls."""
 
-    def call_at(self, when_ns: int, callback: Callable[[], None]) -> None:
-        """Run ``callback`` at that time, not before this method has returned."""
+    def call_at(self, when_ns: int, callback: Callable[..., None], *args: Any) -> None:
+        """Run ``callback(*args)`` at that time, not before this method has returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

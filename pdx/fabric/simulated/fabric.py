@@ -35,6 +35,7 @@ from pdx.fabric.simulated.worker import Worker
 
 __all__ = ["SimulatedFabric"]
 
+_STATISTICS = tuple(each.name for each in fields(FabricStatistics))
 #: Completion queue entries of a link beside its window.
 _ENTRIES_PER_LINK = 288
 
@@ -296,8 +297,7 @@ class SimulatedFabric:
         """See :meth:`Fabric.statistics`. What only threads and real queues have stays 0."""
         self._check_open()
         counters = self._worker.counters
-        names = [field.name for field in fields(FabricStatistics)]
-        return FabricStatistics(**{name: counters.get(name, 0) for name in names})
+        return FabricStatistics(**{name: counters.get(name, 0) for name in _STATISTICS})
 
     def domain_statistics(self) -> tuple[DomainStatistics, ...]:
         """See :meth:`Fabric.domain_statistics`."""

@@ -7,14 +7,14 @@ The widths are a parameter so that a short simulation can wrap slots and generat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Imm", "ImmLayout"]
 
 _ATOMS_BITS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Imm:
+class Imm(NamedTuple):
     """What one immediate says."""
 
     slot: int
@@ -46,17 +46,14 @@ class ImmLayout:
 
     def encode(self, imm: Imm) -> int:
         """The number on the wire."""
-        assert 1 <= imm.slot <= self.max_slot
-        assert 0 <= imm.generation <= self.max_generation
-        assert 1 <= imm.atoms <= self.max_atoms
-        pair = imm.slot << self.generation_bits | imm.generation
-        return pair << _ATOMS_BITS | (imm.atoms - 1)
+        slot, generation, atoms = imm
+        assert 1 <= slot <= self.max_slot
+        assert 0 <= generation <= self.max_generation
+        assert 1 <= atoms <= self.max_atoms
+        return (slot << self.generation_bits | generation) << _ATOMS_BITS | (atoms - 1)
 
     def decode(self, data: int) -> Imm:
         """What encode() was given."""
         pair = data >> _ATOMS_BITS
-        return Imm(
-            slot=pair >> self.generation_bits,
-            generation=pair & self.max_generation,
-            atoms=(data & (self.max_atoms - 1)) + 1,
-        )
+        generation = pair & self.max_generation
+        return Imm(pair >> self.generation_bits, generation, (data & (self.max_atoms - 1)) + 1)

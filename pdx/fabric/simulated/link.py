@@ -110,6 +110,8 @@ class Link:
     peer: LinkAddress | None = None
     peer_ends: list[PeerEnd] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
+    #: Of each of our domains.
+    lanes_of: list[list[Lane]] = field(init=False)
     next_lane: int = 0
     #: Probes that came before we knew the peer.
     early_probes: set[int] = field(default_factory=set)
@@ -121,6 +123,9 @@ class Link:
     #: Transfers with layers to post, in turn.
     ready: deque[Transfer] = field(default_factory=deque)
 
+    def __post_init__(self) -> None:
+        self.lanes_of = [[] for _ in self.own]
+
     def set_peer(self, peer: LinkAddress) -> None:
         """What connect() was given."""
         self.peer = peer
@@ -128,6 +133,9 @@ class Link:
         self.lanes = [
             Lane(i, i % len(self.own), i % len(peer.ends), peer_probed=i in self.early_probes)
             for i in range(max(len(self.own), len(peer.ends)))
+        ]
+        self.lanes_of = [
+            [lane for lane in self.lanes if lane.own == domain] for domain in range(len(self.own))
         ]
 
     def take_lane(self, refused: set[int]) -> Lane | None:
@@ -171,7 +179,7 @@ class Link:
     def on_imm(self, domain: int, now_ns: int) -> None:
         """An immediate of the peer was read from a domain's queue."""
         self.own[domain].reaped += 1
-        lanes = [lane for lane in self.lanes if lane.own == domain]
+        lanes = self.lanes_of[domain]
         # Of several lanes into one domain, nobody knows which one brought it.
         if len(lanes) == 1:
             lanes[0].last_life_ns = now_ns

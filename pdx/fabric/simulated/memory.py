@@ -49,9 +49,11 @@ class AddressSpace:
         """
         index = bisect_right(self._bases, address) - 1
         if index >= 0:
+            view = self._views[index]
             start = address - self._bases[index]
-            if start + num_bytes <= len(self._views[index]):
-                return self._views[index][start : start + num_bytes]
+            stop = start + num_bytes
+            if stop <= len(view):
+                return view[start:stop]
         raise FabricError(f"{num_bytes} bytes at {address:#x} are not mapped memory")
 
     def load_word(self, address: int) -> int:

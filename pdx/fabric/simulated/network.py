@@ -17,7 +17,7 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pdx.fabric.interface import Provider
 from pdx.fabric.simulated.conditions import Clock, Conditions
@@ -53,8 +53,11 @@ class SimulatedNetwork:
         self.memory = AddressSpace()
         #: Called at each landing of pages.
         self.on_landing: Callable[[Landing], None] | None = None
+        #: Virtual time.
+        self.now_ns: Callable[[], int] = clock.now_ns
         self._rng = rng
-        self._clock = clock
+        self._call_at = clock.call_at
+        self._random = rng.random
         self._nodes: dict[str, Node] = {}
         self._endpoints: dict[bytes, Endpoint] = {}
         self._paths: dict[tuple[str, str], Path] = {}
@@ -62,10 +65,6 @@ class SimulatedNetwork:
         self._next_id = 1
 
     # ---- for workers ----------------------------------------------------------------------------
-
-    def now_ns(self) -> int:
-        """Virtual time."""
-        return self._clock.now_ns()
 
     def draw_worker_ns(self) -> int:
         """How long a thread takes to notice something."""
@@ -80,11 +79,11 @@ class SimulatedNetwork:
         """64 random bits."""
         return self._rng.getrandbits(64)
 
-    def defer(self, node: Node, delay_ns: int, callback: Callable[[], None]) -> None:
+    def defer(self, node: Node, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
         """Run a callback in a node later: when it is resumed, if it is stopped then, and never if
         it is dead.
         """
-        self._clock.call_at(self.now_ns() + delay_ns, partial(self._run_in, node, callback))
+        self._call_at(self.now_ns() + delay_ns, self._run_in, node, callback, *args)
 
     def add_endpoint(
         self, node: Node, provider: Provider, worker: Worker, link: Link, domain: int
@@ -109,18 +108,20 @@ class SimulatedNetwork:
 
     def post(self, source: Endpoint, operation: Operation) -> bool:
         """Take an operation. False: refused for the moment."""
-        if self._rng.random() < self.conditions.refusal_rate:
+        if self._random() < self.conditions.refusal_rate:
             return False
         target = self._endpoints.get(source.link.peer_ends[operation.lane.peer].name)
         if target is None or source.broken:
             if source.provider == "tcp":
-                error = partial(source.worker.on_complete, operation, errno.ECONNRESET)
-                self.defer(source.node, self._draw(self.conditions.completion_ns), error)
+                delay_ns = self._draw(self.conditions.completion_ns)
+                complete = source.worker.on_complete
+                self.defer(source.node, delay_ns, complete, operation, errno.ECONNRESET)
             return True
-        flight = Flight(source, target, operation)
+        path = self._path(source.node.name, target.node.name)
+        flight = Flight(source, target, operation, path)
         source.outbound[flight] = None
         target.inbound[flight] = None
-        self._clock.call_at(self._landing_ns(flight), partial(self._land, flight))
+        self._call_at(self._landing_ns(flight), self._land, flight)
         # Small ones are injected: their bytes are taken at once.
         if source.provider == "tcp" or operation.kind is not OpKind.WRITE:
             self._report_later(flight)
@@ -149,7 +150,7 @@ class SimulatedNetwork:
         if endpoint.provider == "tcp":
             for flight in list(endpoint.outbound):
                 # What was not read yet never will be; the rest is in the sockets.
-                if flight.data is None or self._rng.random() < 0.5:
+                if flight.data is None or self._random() < 0.5:
                     self._lose(flight)
         elif endpoint.outbound:
             endpoint.node.pulled_from.append(endpoint)
@@ -231,7 +232,7 @@ class SimulatedNetwork:
         """Nothing gets from source (from one of its domains) to target until mend(); what is on
         its way waits.
         """
-        path = self._paths.setdefault((source, target), Path())
+        path = self._path(source, target)
         if domain is None:
             path.cut = True
         else:
@@ -245,16 +246,16 @@ class SimulatedNetwork:
     def mend(self, one: str, other: str) -> None:
         """The end of a partition: what waited for it goes on."""
         for ends in ((one, other), (other, one)):
-            path = self._paths.setdefault(ends, Path())
+            path = self._path(*ends)
             path.cut = False
             path.cut_domains.clear()
             held, path.held = path.held, []
             for flight in held:
-                self._clock.call_at(self._landing_ns(flight), partial(self._land, flight))
+                self._call_at(self._landing_ns(flight), self._land, flight)
 
     def slow(self, source: str, target: str, slowness: float) -> None:
         """Multiply the time that everything takes from source to target; 1 is normal."""
-        self._paths.setdefault((source, target), Path()).slowness = slowness
+        self._path(source, target).slowness = slowness
 
     def reset(
         self,
@@ -283,16 +284,16 @@ class SimulatedNetwork:
 
     # ---- flights --------------------------------------------------------------------------------
 
-    def _run_in(self, node: Node, callback: Callable[[], None]) -> None:
+    def _run_in(self, node: Node, callback: Callable[..., None], *args: Any) -> None:
         if node.dead:
             return
         if node.paused_at_ns is not None:
-            node.backlog.append(callback)
+            node.backlog.append(partial(callback, *args))
         else:
-            callback()
+            callback(*args)
 
     def _landing_ns(self, flight: Flight) -> int:
-        path = self._path(flight.source, flight.target)
+        path = flight.path
         start_ns = float(self.now_ns())
         write = flight.operation.write
         if write is not None and self.conditions.bytes_per_s is not None:
@@ -307,7 +308,7 @@ class SimulatedNetwork:
             return
         source, target = flight.source, flight.target
         if self._is_cut(flight):
-            self._path(source, target).held.append(flight)
+            flight.path.held.append(flight)
             return
         if target.node.paused_at_ns is not None:
             target.node.backlog.append(partial(self._land, flight))
@@ -321,35 +322,28 @@ class SimulatedNetwork:
             return
         if flight.operation.kind is OpKind.WRITE:
             self._land_bytes(flight)
-        self.defer(target.node, self._draw(self.conditions.imm_ns), partial(self._deliver, flight))
+        self.defer(target.node, self._draw(self.conditions.imm_ns), self._deliver, flight)
 
     def _land_bytes(self, flight: Flight) -> None:
         source, target, write = flight.source, flight.target, flight.operation.write
         assert write is not None
         self._read(flight)
         assert flight.data is not None
-        for piece, data in zip(write.pieces, flight.data, strict=True):
-            address = target.link.region.address(piece.dst_offset, piece.num_bytes)
-            self.memory.view(address, piece.num_bytes)[:] = data
+        region, view = target.link.region, self.memory.view
+        for (_, offset, num_bytes), data in zip(write.pieces, flight.data, strict=True):
+            view(region.address(offset, num_bytes), num_bytes)[:] = data
         if self.on_landing is not None:
-            self.on_landing(
-                Landing(
-                    source_node=source.node.name,
-                    target_node=target.node.name,
-                    target_link=target.link.id,
-                    imm=flight.operation.imm,
-                    write=write,
-                )
-            )
+            imm = flight.operation.imm
+            self.on_landing(Landing(source.node.name, target.node.name, target.link.id, imm, write))
 
     def _read(self, flight: Flight) -> None:
         """Take the source's bytes, as late as the provider may."""
         write = flight.operation.write
         if flight.data is None and write is not None:
-            region = flight.source.link.region
+            region, view = flight.source.link.region, self.memory.view
             flight.data = [
-                bytes(self.memory.view(region.address(p.src_offset, p.num_bytes), p.num_bytes))
-                for p in write.pieces
+                bytes(view(region.address(offset, num_bytes), num_bytes))
+                for offset, _, num_bytes in write.pieces
             ]
 
     def _deliver(self, flight: Flight) -> None:
@@ -371,10 +365,10 @@ class SimulatedNetwork:
 
     def _report_later(self, flight: Flight) -> None:
         lossy = flight.operation.kind is OpKind.WRITE
-        if lossy and self._rng.random() < self.conditions.completion_loss_rate:
+        if lossy and self._random() < self.conditions.completion_loss_rate:
             return
         delay_ns = self._draw(self.conditions.completion_ns)
-        self.defer(flight.source.node, delay_ns, partial(self._report, flight))
+        self.defer(flight.source.node, delay_ns, self._report, flight)
 
     def _report(self, flight: Flight) -> None:
         """The writer's worker is told."""
@@ -408,15 +402,18 @@ class SimulatedNetwork:
         return found
 
     def _is_cut(self, flight: Flight) -> bool:
-        path = self._path(flight.source, flight.target)
+        path = flight.path
         return path.cut or flight.source.domain in path.cut_domains
 
-    def _path(self, source: Endpoint, target: Endpoint) -> Path:
-        return self._paths.setdefault((source.node.name, target.node.name), Path())
+    def _path(self, source: str, target: str) -> Path:
+        path = self._paths.get((source, target))
+        if path is None:
+            path = self._paths[source, target] = Path()
+        return path
 
     def _choose(self, wanted: bool | None) -> bool:
-        return self._rng.random() < 0.5 if wanted is None else wanted
+        return self._random() < 0.5 if wanted is None else wanted
 
     def _draw(self, bounds: tuple[int, int]) -> int:
         low, high = bounds
-        return low + int(self._rng.random() * (high - low + 1))
+        return low + int(self._random() * (high - low + 1))

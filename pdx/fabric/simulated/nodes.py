@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pdx.fabric.interface import Provider
 from pdx.fabric.simulated.link import Link, Operation
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint", "Flight", "Landing", "Node", "Path"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Landing:
+class Landing(NamedTuple):
     """Bytes of one write have just landed: for whoever checks invariants."""
 
     source_node: str
@@ -71,6 +70,7 @@ class Flight:
     source: Endpoint
     target: Endpoint
     operation: Operation
+    path: Path
     #: The bytes, once they were read from the source.
     data: list[bytes] | None = None
     #: What the writer will be told.

@@ -32,7 +32,7 @@ class Region:
 
     def address(self, offset: int, num_bytes: int) -> int:
         """Where bytes that lie in one part are mapped."""
-        index = bisect_right(self._starts, offset) - 1
+        index = bisect_right(self._starts, offset) - 1 if len(self.parts) > 1 else 0
         assert offset + num_bytes <= self._starts[index + 1]
         return self.parts[index].address + offset - self._starts[index]
 
@@ -47,17 +47,20 @@ def check_place(
     """
     src_stride, dst_stride = batch.page_strides
     layers = batch.num_layers - 1
-    first = batch.src_offset + src_stride * int(batch.src_pages.min())
-    last = batch.src_offset + src_stride * int(batch.src_pages.max())
+    src_pages, dst_pages = batch.src_pages.tolist(), batch.dst_pages.tolist()
+    first = batch.src_offset + src_stride * min(src_pages)
+    last = batch.src_offset + src_stride * max(src_pages)
     end = last + batch.src_layer_stride * layers + batch.page_bytes
     _check_range(first, end, our_part_bytes, "our")
-    first = batch.dst_offset + dst_stride * int(batch.dst_pages.min())
-    last = batch.dst_offset + dst_stride * int(batch.dst_pages.max())
+    first = batch.dst_offset + dst_stride * min(dst_pages)
+    last = batch.dst_offset + dst_stride * max(dst_pages)
     end = last + batch.dst_layer_stride * layers + batch.page_bytes
     _check_range(first, end, peer_part_bytes, "the peer's")
 
 
 def _check_range(first: int, end: int, lengths: Sequence[int], whose: str) -> None:
+    if len(lengths) == 1 and end <= lengths[0]:
+        return
     ends = list(accumulate(lengths))
     if any(first >= stop - n and end <= stop for n, stop in zip(lengths, ends, strict=True)):
         return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pdx.fabric.interface import PageBatch, Provider, TransferDone
 
@@ -46,8 +47,7 @@ class WriteShape:
         return self.dip_from_bytes if self.dip_from_bytes < most < self.dip_to_bytes else most
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A contiguous part of a write; offsets are from the starts of the two regions."""
 
     src_offset: int
@@ -55,16 +55,13 @@ class Piece:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """One write: pieces that land in no order, and one immediate for all their atoms."""
 
     pieces: tuple[Piece, ...]
     atoms: int
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(piece.num_bytes for piece in self.pieces)
+    #: Of all pieces.
+    num_bytes: int
 
 
 class Batch:
@@ -77,21 +74,19 @@ class Batch:
         self.num_layers = batch.num_layers
         self._first_value = first_value
         self._batch = batch
-        self._layer = self._page = 0
+        #: The next to post from: it is due, or none is.
+        self.layer = self._page = 0
+        self._ranges: tuple[list[Range], list[Range]] | None = None
         src, dst = batch.page_strides
         # Copied: the caller's arrays are its own again when write() returns.
         self._sources = [page * src for page in batch.src_pages.tolist()]
         self._targets = [page * dst for page in batch.dst_pages.tolist()]
         if not self._sources:
-            self._layer = self.due_layers
-
-    @property
-    def ready(self) -> bool:
-        return self._layer < self.due_layers
+            self.layer = self.due_layers
 
     @property
     def finished(self) -> bool:
-        return self._layer == self.num_layers
+        return self.layer == self.num_layers
 
     @property
     def armed(self) -> bool:
@@ -104,59 +99,54 @@ class Batch:
             return False
         self.due_layers = due
         if not self._sources:
-            self._layer = due
+            self.layer = due
         return True
 
     def next_write(self, shape: WriteShape) -> tuple[Write, tuple[int, int]]:
         """The next write of what is due, and the position after it, for advance()."""
-        layer, page = self._layer, self._page
+        batch, sources, targets = self._batch, self._sources, self._targets
+        layer, page = self.layer, self._page
+        #: The piece that grows, after those that are complete.
         pieces: list[Piece] = []
+        src = dst = length = 0
         num_bytes = atoms = 0
-        gather_limit = shape.gather_limit(self._batch.page_bytes)
+        page_bytes = batch.page_bytes
+        gather_limit = shape.gather_limit(page_bytes)
         while layer < self.due_layers and atoms < shape.max_atoms:
-            atom = self._atom(layer, page)
-            last = pieces[-1] if pieces else None
-            total = num_bytes + atom.num_bytes
-            if last and _neighbours(last, atom) and total <= shape.max_merged_bytes:
-                merged = last.num_bytes + atom.num_bytes
-                pieces[-1] = Piece(last.src_offset, last.dst_offset, merged)
-            elif not last or (len(pieces) < shape.max_pieces and total <= gather_limit):
-                pieces.append(atom)
+            atom_src = batch.src_offset + layer * batch.src_layer_stride + sources[page]
+            atom_dst = batch.dst_offset + layer * batch.dst_layer_stride + targets[page]
+            total = num_bytes + page_bytes
+            are_neighbours = atom_src == src + length and atom_dst == dst + length
+            if atoms and are_neighbours and total <= shape.max_merged_bytes:
+                length += page_bytes
+            elif not atoms:
+                src, dst, length = atom_src, atom_dst, page_bytes
+            elif len(pieces) + 1 < shape.max_pieces and total <= gather_limit:
+                pieces.append(Piece(src, dst, length))
+                src, dst, length = atom_src, atom_dst, page_bytes
             else:
                 break
             num_bytes, atoms = total, atoms + 1
             page += 1
-            if page == len(self._sources):
+            if page == len(sources):
                 layer, page = layer + 1, 0
-        assert pieces
-        return Write(tuple(pieces), atoms), (layer, page)
+        assert atoms
+        pieces.append(Piece(src, dst, length))
+        return Write(tuple(pieces), atoms, num_bytes), (layer, page)
 
     def ranges(self) -> tuple[list[Range], list[Range]]:
         """Where the first layer of each page is read, and where it is written."""
-        batch = self._batch
-        return (
-            [(batch.src_offset + offset, batch.page_bytes) for offset in self._sources],
-            [(batch.dst_offset + offset, batch.page_bytes) for offset in self._targets],
-        )
+        if self._ranges is None:
+            batch = self._batch
+            self._ranges = (
+                [(batch.src_offset + offset, batch.page_bytes) for offset in self._sources],
+                [(batch.dst_offset + offset, batch.page_bytes) for offset in self._targets],
+            )
+        return self._ranges
 
     def advance(self, position: tuple[int, int]) -> None:
         """What next_write() returned is posted."""
-        self._layer, self._page = position
-
-    def _atom(self, layer: int, page: int) -> Piece:
-        batch = self._batch
-        return Piece(
-            batch.src_offset + layer * batch.src_layer_stride + self._sources[page],
-            batch.dst_offset + layer * batch.dst_layer_stride + self._targets[page],
-            batch.page_bytes,
-        )
-
-
-def _neighbours(last: Piece, atom: Piece) -> bool:
-    return (
-        atom.src_offset == last.src_offset + last.num_bytes
-        and atom.dst_offset == last.dst_offset + last.num_bytes
-    )
+        self.layer, self._page = position
 
 
 class TransferState(enum.Enum):
@@ -214,7 +204,10 @@ class Transfer:
 
     def first_ready(self) -> Batch | None:
         """The batch to post from next: a due one overtakes an older one that is not."""
-        return next((batch for batch in self.batches if batch.ready), None)
+        for batch in self.batches:
+            if batch.layer < batch.due_layers:
+                return batch
+        return None
 
     def posted(self, write: Write, now_ns: int) -> None:
         """A write was handed to the network."""

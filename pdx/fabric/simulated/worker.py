@@ -8,6 +8,7 @@ them to the network, in the order in which the native worker does.
 from __future__ import annotations
 
 import errno
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -56,8 +57,10 @@ class Worker:
         self._tell_owner = tell
         self.liveness = Liveness(self, network, options)
         self.slots = SlotTable(network.imm_layout, self.tell)
-        self.counters: dict[str, int] = {}
-        self.domain_counters: list[dict[str, int]] = [{} for _ in range(num_domains)]
+        self.counters: defaultdict[str, int] = defaultdict(int)
+        self.domain_counters: list[defaultdict[str, int]] = [
+            defaultdict(int) for _ in range(num_domains)
+        ]
         self.links: dict[int, Link] = {}
         self._endpoints: dict[int, list[Endpoint]] = {}
         self._transfers: dict[int, Transfer] = {}
@@ -220,7 +223,7 @@ class Worker:
 
     def _post_write(self, link: Link, lane: Lane, transfer: Transfer, batch: Batch) -> bool:
         write, position = batch.next_write(self._write_shape)
-        imm = Imm(slot=transfer.slot, generation=transfer.generation, atoms=write.atoms)
+        imm = Imm(transfer.slot, transfer.generation, write.atoms)
         data = self._network.imm_layout.encode(imm)
         now_ns = self._network.now_ns()
         if not self.post(Operation(OpKind.WRITE, link, lane, write, transfer, data)):
@@ -235,11 +238,10 @@ class Worker:
         lane.blocked_since_ns = None
         batch.advance(position)
         transfer.posted(write, now_ns)
-        self.count("writes_posted")
-        self.count("bytes_posted", write.num_bytes)
-        self.count("atoms_posted", write.atoms)
-        self._count_in(lane.own, "writes_posted")
-        self._count_in(lane.own, "bytes_posted", write.num_bytes)
+        self.counters["atoms_posted"] += write.atoms
+        for counters in (self.counters, self.domain_counters[lane.own]):
+            counters["writes_posted"] += 1
+            counters["bytes_posted"] += write.num_bytes
         return True
 
     def _settle(self, transfer: Transfer) -> None:
@@ -288,15 +290,15 @@ class Worker:
         """A write of the peer has landed, and its immediate is here."""
         now_ns = self._network.now_ns()
         imm = self._network.imm_layout.decode(data)
-        self.count("imms_reaped")
-        self._count_in(domain, "imms_reaped")
+        self.counters["imms_reaped"] += 1
+        self.domain_counters[domain]["imms_reaped"] += 1
         if self.slots.credit(imm, now_ns):
             self.count("atoms_reaped", imm.atoms)
         else:
             self.count("stale_imms")
         link.on_imm(domain, now_ns)
-        for lane in link.lanes:
-            if lane.own == domain and link.beat_owed(domain) and link.state is LinkState.UP:
+        for lane in link.lanes_of[domain]:
+            if link.beat_owed(domain) and link.state is LinkState.UP:
                 self.liveness.send_beat(link, lane)
 
     def link_down(self, link: Link, code: int, reason: str) -> None:
@@ -317,7 +319,7 @@ class Worker:
 
     def after(self, delay_ns: int, callback: Callable[[], None]) -> None:
         """Run ``callback`` later, unless the worker was stopped."""
-        self._network.defer(self._node, delay_ns, partial(self._unless_stopped, callback))
+        self._network.defer(self._node, delay_ns, self._unless_stopped, callback)
 
     def _unless_stopped(self, callback: Callable[[], None]) -> None:
         if not self._stopped:
@@ -325,11 +327,7 @@ class Worker:
 
     def count(self, name: str, number: int = 1) -> None:
         """Raise a counter."""
-        self.counters[name] = self.counters.get(name, 0) + number
-
-    def _count_in(self, domain: int, name: str, number: int = 1) -> None:
-        counters = self.domain_counters[domain]
-        counters[name] = counters.get(name, 0) + number
+        self.counters[name] += number
 
     def tell(self, event: FabricEvent) -> None:
         """Give an event to the owner."""

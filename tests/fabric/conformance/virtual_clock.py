@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 __all__ = ["VirtualClock"]
 
@@ -19,10 +21,10 @@ class VirtualClock:
     def now_ns(self) -> int:
         return self._now_ns
 
-    def call_at(self, when_ns: int, callback: Callable[[], None]) -> None:
+    def call_at(self, when_ns: int, callback: Callable[..., None], *args: Any) -> None:
         assert when_ns >= self._now_ns
         self._count += 1
-        heapq.heappush(self._due, (when_ns, self._count, callback))
+        heapq.heappush(self._due, (when_ns, self._count, partial(callback, *args)))
 
     def run_until(self, condition: Callable[[], bool], timeout_ns: int) -> bool:
         """Whether the condition came true in time."""
