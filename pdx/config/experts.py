@@ -79,7 +79,7 @@ def parse_qwen3_experts(fields: Fields, num_layers: int) -> ExpertsConfig | None
     step = fields.size("decoder_sparse_step", 1)
     dense = fields.take("mlp_only_layers", list, [])
     if any(type(i) is not int or not 0 <= i < num_layers for i in dense):
-        raise fields.refused("mlp_only_layers", dense)
+        raise fields.refused("mlp_only_layers", dense, f"layers are 0 to {num_layers - 1}")
     fields.require("shared_expert_intermediate_size", 0)
     fields.drop("output_router_logits", "router_aux_loss_coef")  # of training
     experts = ExpertsConfig(
@@ -105,14 +105,18 @@ def parse_deepseek_experts(fields: Fields, num_layers: int) -> ExpertsConfig | N
     fields.drop("ep_size", "aux_loss_alpha", "seq_aux", "output_router_logits")  # of training
     num_dense = fields.take("first_k_dense_replace", int)
     if num_dense < 0:
-        raise fields.refused("first_k_dense_replace", num_dense)
+        raise fields.refused("first_k_dense_replace", num_dense, "0 or more is wanted")
+    if num_dense > num_layers:
+        why = f"the model has {num_layers} layers"
+        raise fields.refused("first_k_dense_replace", num_dense, why)
     num_experts, num_groups = fields.size("n_routed_experts"), fields.size("n_group")
     # A group's score is the sum of its two best experts.
     if num_experts % num_groups or num_experts < 2 * num_groups:
-        raise fields.refused("n_group", num_groups)
+        why = f"{num_experts} n_routed_experts make no even groups of two or more"
+        raise fields.refused("n_group", num_groups, why)
     num_chosen_groups = fields.size("topk_group")
     if num_chosen_groups > num_groups:
-        raise fields.refused("topk_group", num_chosen_groups)
+        raise fields.refused("topk_group", num_chosen_groups, f"n_group is {num_groups}")
     num_chosen = _num_chosen(fields, num_experts // num_groups * num_chosen_groups)
     inner_size = fields.size("moe_intermediate_size")
     experts = ExpertsConfig(
@@ -134,5 +138,5 @@ def parse_deepseek_experts(fields: Fields, num_layers: int) -> ExpertsConfig | N
 def _num_chosen(fields: Fields, most: int) -> int:
     chosen = fields.size("num_experts_per_tok")
     if chosen > most:
-        raise fields.refused("num_experts_per_tok", chosen)
+        raise fields.refused("num_experts_per_tok", chosen, f"there are {most} to choose from")
     return chosen

@@ -147,9 +147,13 @@ def _parse_deepseek_v3(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfi
     fields.require("qk_head_dim", mla.nope_dim + mla.rope_dim)
     num_draft_layers = _count(fields, "num_nextn_predict_layers", _count(fields, "num_mtp_layers"))
     config = _parse_dense(fields, extra_eos, Family.DEEPSEEK_V3, mla)
+    experts = parse_deepseek_experts(fields, config.num_layers)
+    if experts is None and num_draft_layers:
+        why = "a layer that drafts has experts, of which the model has none"
+        raise fields.refused("num_nextn_predict_layers", num_draft_layers, why)
     return dataclasses.replace(
         config,
-        experts=parse_deepseek_experts(fields, config.num_layers),
+        experts=experts,
         num_draft_layers=num_draft_layers,
     )
 
@@ -203,17 +207,18 @@ def _parse_heads(fields: Fields, hidden_size: int, num_heads: int) -> tuple[int,
     """Number of heads for K and V, and size of a head."""
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise fields.refused("num_key_value_heads", num_kv_heads)
+        why = f"it does not divide num_attention_heads, which is {num_heads}"
+        raise fields.refused("num_key_value_heads", num_kv_heads, why)
     head_dim = fields.size("head_dim", max(1, hidden_size // num_heads))
     if head_dim % 2:
-        raise fields.refused("head_dim", head_dim)
+        raise fields.refused("head_dim", head_dim, "an even one is wanted, whose pairs are rotated")
     return num_kv_heads, head_dim
 
 
 def _count(fields: Fields, name: str, default: int = 0) -> int:
     count: int = fields.take(name, int, default)
     if count < 0:
-        raise fields.refused(name, count)
+        raise fields.refused(name, count, "0 or more is wanted")
     return count
 
 
@@ -228,7 +233,7 @@ def _parse_dtype(fields: Fields) -> str:
     old = fields.take("torch_dtype", str, "float32")
     dtype: str = fields.take("dtype", str, old)
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise fields.refused("dtype", dtype)
+        raise fields.refused("dtype", dtype, "float32, bfloat16 or float16 is wanted")
     return dtype
 
 

@@ -33,7 +33,9 @@ class Fields:
             return default
         # bool is an int in Python and never meant as one here.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.refused(name, value)
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            wanted = " or ".join(_JSON_KINDS.get(each, each.__name__) for each in kinds)
+            raise self.refused(name, value, f"{wanted} is wanted")
         return value
 
     def peek(self, name: str) -> Any:
@@ -44,21 +46,22 @@ class Fields:
         """A positive integer."""
         value: int = self.take(name, int, default)
         if value <= 0:
-            raise self.refused(name, value)
+            raise self.refused(name, value, "a positive integer is wanted")
         return value
 
     def number(self, name: str, default: Any = ...) -> float:
         """A positive, finite number."""
         value = float(self.take(name, (int, float), default))
         if not 0 < value < float("inf"):
-            raise self.refused(name, value)
+            raise self.refused(name, value, "a positive number is wanted")
         return value
 
     def require(self, name: str, *served: Any) -> None:
         """Refuse the field unless it is absent, null or one of ``served``."""
         value = self._rest.pop(name, None)
         if value is not None and not any(type(value) is type(s) and value == s for s in served):
-            raise self.refused(name, value)
+            wanted = " or ".join(map(json.dumps, served))
+            raise self.refused(name, value, f"served is {wanted}" if len(wanted) < 80 else "")
 
     def demand(self, *names: str) -> None:
         """Refuse an object that lacks one of the fields; they stay to be taken."""
@@ -82,9 +85,10 @@ class Fields:
         for name in names:
             self._rest.pop(name, None)
 
-    def refused(self, name: str, value: Any) -> CheckpointError:
-        """The error for a value that is not served."""
-        return CheckpointError(f"{self.path}: {name} = {json.dumps(value)} is not served")
+    def refused(self, name: str, value: Any, why: str = "") -> CheckpointError:
+        """The error for a value that is not served, with what is wanted in its place."""
+        reason = f": {why}" if why else ""
+        return CheckpointError(f"{self.path}: {name} = {json.dumps(value)} is not served{reason}")
 
     def refuse_rest(self) -> None:
         """Refuse fields that nobody took, unless they are null or known to change nothing."""
@@ -101,6 +105,14 @@ class Fields:
             )
 
 
+_JSON_KINDS: dict[type, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 #: Fields that do not change what the model computes: bookkeeping, training, defaults of generation
 #: and of the API.
 _IGNORED = frozenset(

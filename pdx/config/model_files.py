@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
+from pdx.config.model_fields import read_json
 from pdx.errors import CheckpointError
 
 __all__ = ["weight_files"]
 
 _INDEX = "model.safetensors.index.json"
+_AGAIN = "download the folder again"
 _SHARD = re.compile(r"-of-(\d+)\.safetensors$")
 
 
@@ -34,22 +35,24 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         shards = {int(match[1]) for path in found if (match := _SHARD.search(path.name))}
         if shards and shards != {len(found)}:
             raise CheckpointError(
-                f"{folder} holds {len(found)} of {max(shards)} weight files and no index"
+                f"{folder} holds {len(found)} of {max(shards)} weight files and no index",
+                hint=_AGAIN,
             )
         return found
     files = tuple(folder / name for name in _names_in(index))
     missing = [path.name for path in files if not path.exists()]
     if missing:
-        raise CheckpointError(f"{index} names files that are missing: {', '.join(missing)}")
+        listed = ", ".join(missing)
+        raise CheckpointError(f"{index} names files that are missing: {listed}", hint=_AGAIN)
     return files
 
 
 def _names_in(index: Path) -> list[str]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} cannot be read: {error!r}") from error
+    weight_map = read_json(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     # A name with a folder in it could point anywhere on the disk.
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
-        raise CheckpointError(f"{index}: weight_map does not name files of this folder")
-    return names
+        raise CheckpointError(
+            f"{index}: weight_map does not name files of this folder", hint=_AGAIN
+        )
+    return sorted(set(names))

@@ -42,9 +42,10 @@ def parse_quantization(fields: Fields) -> Float8Blocks | None:
     inner = Fields(fields.path, value)
     blocks = inner.take("weight_block_size", list, [])
     if inner.take("quant_method", str, None) != "fp8" or len(blocks) != 2:
-        raise fields.refused("quantization_config", value)
+        why = "served is quant_method fp8 with a weight_block_size of rows and columns"
+        raise fields.refused("quantization_config", value, why)
     if any(type(size) is not int or size <= 0 for size in blocks):
-        raise fields.refused("weight_block_size", blocks)
+        raise fields.refused("weight_block_size", blocks, "positive integers are wanted")
     inner.require("fmt", "e4m3")
     # How activations would be quantized: we compute with them as they are, which is more exact.
     inner.require("activation_scheme", "dynamic")

@@ -86,6 +86,9 @@ def opened_weights(path: Path, framework: Literal["numpy", "pt"]) -> Iterator[An
     try:
         file = safe_open(path, framework=framework)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+        raise CheckpointError(
+            f"{path} is no safetensors file, or not a whole one: {error}",
+            hint="download it again; a clone of a repository may want git lfs pull",
+        ) from error
     with file as opened:
         yield opened

@@ -28,8 +28,9 @@ def check_tp_size(config: ModelConfig, tp_size: int) -> None:
         if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
     ]
     if tp_size not in fits:
+        kv = "" if config.mla is not None else f" and {kv_heads} KV heads"
         raise ConfigError(
-            f"{heads} attention heads and {kv_heads} KV heads cannot be split over {tp_size} ranks",
+            f"{heads} attention heads{kv} cannot be split over {tp_size} ranks",
             hint=f"use --tp {', '.join(map(str, fits))}",
         )
 

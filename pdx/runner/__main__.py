@@ -7,6 +7,7 @@ already be handled.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import socket
@@ -59,6 +60,9 @@ def main() -> int:
                 kind=type(error).__name__, message=error.message, hint=error.hint, traceback=told
             )
         )
+        # The end of the interpreter would look through all of torch for garbage: on a busy machine
+        # that takes longer than a primary waits for a rank to end.
+        gc.freeze()
         return 1
     return 0
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pdx.config.quantization import SCALE_SUFFIX, Float8Blocks
+from pdx.config.weight_headers import StoredTensor
 from pdx.errors import CheckpointError
 from pdx.models.stored import StoredPart, stored_parts
 from pdx.weights.float8 import dequantised
@@ -206,8 +207,15 @@ def _check(
     problems = [f"{what}: {_listed(names)}" for what, names in kinds.items() if names]
     if problems:
         raise CheckpointError(
-            f"{folder}: the weights are not those of its config.json: {'; '.join(problems)}"
+            f"{folder}: the weights are not those of its config.json: {'; '.join(problems)}",
+            hint=_hint(stored, quantization),
         )
+
+
+def _hint(stored: Mapping[str, StoredTensor], quantization: Float8Blocks | None) -> str:
+    if quantization is None and any(tensor.is_float8 for tensor in stored.values()):
+        return "float8 weights want the quantization_config of their config.json"
+    return "config.json and weight files have to be of one model: download the folder again"
 
 
 def _ignorable(name: str) -> bool:

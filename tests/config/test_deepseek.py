@@ -118,7 +118,8 @@ def test_queries_without_a_latent_say_so_by_null(tmp_path: Path) -> None:
 
 
 def test_all_layers_may_be_dense(tmp_path: Path) -> None:
-    assert load(tmp_path, **{**R1, "first_k_dense_replace": 61}).experts is None
+    dense = {**R1, "first_k_dense_replace": 61, "num_nextn_predict_layers": 0}
+    assert load(tmp_path, **dense).experts is None
 
 
 @pytest.mark.parametrize(
@@ -131,12 +132,14 @@ def test_all_layers_may_be_dense(tmp_path: Path) -> None:
         ({"num_key_value_heads": 8}, "num_key_value_heads = 8"),
         ({"head_dim": 128}, "head_dim = 128"),
         ({"qk_rope_head_dim": 63}, "qk_rope_head_dim = 63"),
-        ({"n_group": 7}, "n_group = 7"),
+        ({"n_group": 7}, "n_group = 7 is not served: 256 n_routed_experts make no even groups"),
         ({"n_group": 256}, "n_group = 256"),
-        ({"topk_group": 9}, "topk_group = 9"),
-        ({"num_experts_per_tok": 129}, "num_experts_per_tok = 129"),
+        ({"topk_group": 9}, "topk_group = 9 is not served: n_group is 8"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok = 129 is not served: there are 128"),
         ({"n_shared_experts": None}, "'n_shared_experts' is missing"),
         ({"first_k_dense_replace": -1}, "first_k_dense_replace = -1"),
+        ({"first_k_dense_replace": 62}, "= 62 is not served: the model has 61 layers"),
+        ({"first_k_dense_replace": 61}, "num_nextn_predict_layers = 1 is not served: a layer that"),
         ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers = -1"),
         ({"routed_scaling_factor": ...}, "'routed_scaling_factor' is missing"),
         ({"kv_lora_rank": ...}, "'kv_lora_rank' is missing"),

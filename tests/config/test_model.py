@@ -198,3 +198,20 @@ def test_missing_or_damaged_config_is_a_checkpoint_error(
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         ModelConfig.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"hidden_size": "64"}, 'hidden_size = "64" is not served: an integer is wanted'),
+        ({"hidden_size": -64}, "hidden_size = -64 is not served: a positive integer is wanted"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps = 0.0 is not served: a positive number is wanted"),
+        ({"attention_bias": 1}, "attention_bias = 1 is not served: true or false is wanted"),
+        ({"hidden_act": "gelu"}, 'hidden_act = "gelu" is not served: served is "silu"'),
+        ({"head_dim": 15}, "head_dim = 15 is not served: an even one is wanted"),
+        ({"num_key_value_heads": 3}, "= 3 is not served: it does not divide num_attention_heads"),
+    ],
+)
+def test_a_refusal_says_what_is_wanted(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(told)):
+        load(tmp_path, **changes)

@@ -55,11 +55,23 @@ def test_some_of_several_shards_without_index(tmp_path: Path) -> None:
         weight_files(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"weight_map": {}}', '{"weight_map": {"t": 1}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "{}",
+        '{"weight_map": {}}',
+        '{"weight_map": {"t": 1}}',
+        "[]",
+        '{"weight_map": {"t": 1, "u": "model.safetensors"}}',
+        '{"weight_map": ["model.safetensors"]}',
+    ],
+)
 def test_damaged_index(tmp_path: Path, content: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(CheckpointError, match="index"):
+    with pytest.raises(CheckpointError, match="index") as refused:
         weight_files(tmp_path)
+    assert "Error(" not in refused.value.message  # no exception of Python's
 
 
 def test_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:

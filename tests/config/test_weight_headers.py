@@ -51,8 +51,9 @@ def test_file_cut_short_is_named(tmp_path: Path) -> None:
     save_file({"a": np.zeros(1000)}, path)
     with path.open("r+b") as file:
         file.truncate(5000)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no safetensors file") as told:
         read_weight_headers(tmp_path)
+    assert "download it again" in (told.value.hint or "")
 
 
 def test_no_torch_is_imported(tiny_qwen3: Path) -> None:
