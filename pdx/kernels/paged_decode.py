@@ -189,8 +189,12 @@ def _kernel(
         next_pages = tile_pages(table_ptr, n0 + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
         offsets = token_offsets(pages, n0, stride_page, PAGE_SIZE, BLOCK_N, HEAD_DIM)
         offsets = offsets[:, None] + d[None, :]
-        # What lies past the context may be NaN: V must be 0 there, not only its weight.
-        is_kv = (n < stop)[:, None] & is_d[None, :]
+        # What lies past the context, or before every row's window, may be NaN: V must be 0 there,
+        # not only its weight.
+        is_token = n < stop
+        if HAS_WINDOW:
+            is_token &= n > context_len - num_rows - window
+        is_kv = is_token[:, None] & is_d[None, :]
         k = tl.load(k_ptr + offsets, mask=is_kv, other=0.0).to(COMPUTE)
         scores = capped(tl.dot(q, k.T, input_precision="ieee"), score_factor, score_cap, HAS_CAP)
         is_seen = (n[None, :] <= position[:, None]) & (n < stop)[None, :]

@@ -154,24 +154,25 @@ def _kernel(
     first_position = context_len - num_rows + first_row
     stop = tl.minimum(first_position + TOKENS, context_len)
     partial = (first_position + 1) // BLOCK_N * BLOCK_N
-    whole = 0
+    whole, lowest = 0, 0
     if HAS_WINDOW:
-        begin = tl.maximum(first_position + 1 - window, 0) // BLOCK_N * BLOCK_N
+        lowest = tl.maximum(first_position + 1 - window, 0)
+        begin = lowest // BLOCK_N * BLOCK_N
         whole = tl.cdiv(tl.maximum(stop - window, 0), BLOCK_N) * BLOCK_N
         whole = tl.minimum(whole, tl.cdiv(stop, BLOCK_N) * BLOCK_N)
         partial = tl.maximum(partial, whole)
         row_max, row_sum, acc = _attend(
-            q, kv_ptr, table_ptr, begin, whole, stop, position, kv_head, stride_page,
+            q, kv_ptr, table_ptr, begin, whole, lowest, stop, position, kv_head, stride_page,
             score_factor, score_cap, window, row_max, row_sum, acc,
             True, HAS_CAP, HAS_WINDOW, HEAD_DIM, PAGE_SIZE, COMPUTE, BLOCK_N, BLOCK_D, STAGES,
         )  # fmt: skip
     row_max, row_sum, acc = _attend(
-        q, kv_ptr, table_ptr, whole, partial, stop, position, kv_head, stride_page,
+        q, kv_ptr, table_ptr, whole, partial, lowest, stop, position, kv_head, stride_page,
         score_factor, score_cap, window, row_max, row_sum, acc,
         False, HAS_CAP, HAS_WINDOW, HEAD_DIM, PAGE_SIZE, COMPUTE, BLOCK_N, BLOCK_D, STAGES,
     )  # fmt: skip
     row_max, row_sum, acc = _attend(
-        q, kv_ptr, table_ptr, partial, stop, stop, position, kv_head, stride_page,
+        q, kv_ptr, table_ptr, partial, stop, lowest, stop, position, kv_head, stride_page,
         score_factor, score_cap, window, row_max, row_sum, acc,
         True, HAS_CAP, HAS_WINDOW, HEAD_DIM, PAGE_SIZE, COMPUTE, BLOCK_N, BLOCK_D, 1,
     )  # fmt: skip
@@ -188,6 +189,7 @@ def _attend(
     table_ptr,
     first,
     last,
+    lowest,
     stop,
     position,
     kv_head,
@@ -208,7 +210,7 @@ def _attend(
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The tiles from ``first`` to ``last``; ``stop`` is the end of what any row sees."""
+    """The tiles from ``first`` to ``last``; any row sees ``lowest`` .. ``stop`` at most."""
     d = tl.arange(0, BLOCK_D)
     k_ptr = kv_ptr + kv_head * (2 * PAGE_SIZE * HEAD_DIM)
     v_ptr = k_ptr + PAGE_SIZE * HEAD_DIM
@@ -219,10 +221,14 @@ def _attend(
         next_pages = tile_pages(table_ptr, n0 + BLOCK_N, stop, PAGE_SIZE, BLOCK_N)
         offsets = token_offsets(pages, n0, stride_page, PAGE_SIZE, BLOCK_N, HEAD_DIM)
         offsets = offsets[:, None] + d[None, :]
-        # What lies past the context may be NaN: V must be 0 there, not only its weight.
-        is_kv = (n >= 0)[:, None] & (d < HEAD_DIM)[None, :]
+        # What lies past the context, or before every row's window, may be NaN: V must be 0 there,
+        # not only its weight.
+        is_token = n >= 0
         if IS_MASKED:
-            is_kv &= (n < stop)[:, None]
+            is_token &= n < stop
+            if HAS_WINDOW:
+                is_token &= n >= lowest
+        is_kv = is_token[:, None] & (d < HEAD_DIM)[None, :]
         k = tl.load(k_ptr + offsets, mask=is_kv, other=0.0).to(COMPUTE)
         scores = capped(tl.dot(q, k.T, input_precision="ieee"), score_factor, score_cap, HAS_CAP)
         if IS_MASKED:

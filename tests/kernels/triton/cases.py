@@ -66,6 +66,14 @@ class PagedCase:
         """[P, S, width], likewise."""
         return self._poisoned(torch.randn(self.num_pages, self.page_size, width), dtype)
 
+    def without_the_past(self, kv: Tensor, window: int) -> Tensor:
+        """A copy of ``heads`` in which whatever lies before every row's window is NaN."""
+        kv = kv.clone()
+        for (cached, _), table in zip(self.requests, self.tables, strict=True):
+            for token in range(max(0, cached + 1 - window)):
+                kv[table[token // self.page_size], :, :, token % self.page_size] = NAN
+        return kv
+
     def _poisoned(self, memory: Tensor, dtype: torch.dtype) -> Tensor:
         used = torch.zeros(self.num_pages, self.page_size, dtype=torch.bool)
         for request, table in zip(self.requests, self.tables, strict=True):

@@ -12,13 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdx.kernels.decisions import expert_config
+from pdx.kernels.expert_linear import expert_linear
+from pdx.kernels.expert_order import expert_order
 from pdx.kernels.mla_decode import mla_decode
+from pdx.kernels.mla_decode_float8 import mla_decode_float8
+from pdx.kernels.mla_kv_append import mla_kv_append
 from pdx.kernels.page_copy import page_copy
 from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
 from pdx.kernels.reference.mla_attention import mla_attention
+from pdx.kernels.reference.mla_record import unpack_records
 from pdx.kernels.reference.paged_attention import paged_attention
 from pdx.kernels.rope_kv_append import rope_kv_append
 from tests.kernels.triton.cases import DEVICE, assert_near
@@ -37,8 +43,8 @@ def _unfilled_and_unwatched() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
-def huge(*shape: int) -> Tensor:
-    memory = torch.empty(shape, dtype=BF16, device=DEVICE)
+def huge(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    memory = torch.empty(shape, dtype=dtype, device=DEVICE)
     assert memory.numel() > 2**31
     return memory
 
@@ -67,6 +73,52 @@ def test_latents_in_far_pages() -> None:
     out = mla_decode(q.to(DEVICE), kv, far, 0.05, 512)
     batch = PagedBatch.build(64, [(99, 1, [0, 1])])
     assert_near(out, mla_attention(q.double(), context.double(), batch, 0.05, 512))
+
+
+def test_records_in_far_pages() -> None:
+    """Written by the append, read by the decode; offsets count bytes, and scales of four."""
+    kv = huge(60_000, 64, 656, dtype=torch.uint8)
+    far, latents = [59_999, 3], torch.randn(100, 576, dtype=BF16)
+    pages = torch.tensor([far[n // 64] for n in range(100)], device=DEVICE)
+    offsets, angles = torch.arange(100, device=DEVICE) % 64, torch.zeros(100, 32, device=DEVICE)
+    parts = latents.to(DEVICE).split([512, 64], dim=1)
+    mla_kv_append(*parts, angles.cos(), angles.sin(), kv, pages, offsets)
+    q = torch.randn(1, 4, 576, dtype=BF16)
+    out = mla_decode_float8(
+        q.to(DEVICE),
+        kv,
+        PageTables.of(PagedBatch.build(64, [(99, 1, far)]).spans, DEVICE),
+        0.05,
+        512,
+    )
+    meant = unpack_records(kv[far].cpu(), 512).double()
+    near = PagedBatch.build(64, [(99, 1, [0, 1])])
+    # Past the context lie no records; the reference does not look there.
+    assert_near(out, mla_attention(q.double(), meant, near, 0.05, 512))
+    assert_near(meant.flatten(0, 1)[:100].float(), latents.double(), 0.05)
+
+
+def test_latents_are_appended_to_far_pages() -> None:
+    kv, latents = huge(60_000, 64, 576), torch.randn(1, 576, dtype=BF16)
+    page, offset = (torch.tensor([n], device=DEVICE) for n in (59_999, 63))
+    angles = torch.zeros(1, 32, device=DEVICE)
+    parts = latents.to(DEVICE).split([512, 64], dim=1)
+    mla_kv_append(*parts, angles.cos(), angles.sin(), kv, page, offset)
+    assert torch.equal(kv[59_999, 63].cpu(), latents[0])
+
+
+def test_experts_whose_weights_lie_far_apart() -> None:
+    """256 experts of 7168 x 4096 are 7.5 x 10^9 weights."""
+    weights, x = torch.randn(3, 64, 32, dtype=BF16), torch.randn(2, 32, dtype=BF16)
+    far = huge(2**31 + 2048).as_strided((3, 64, 32), (2**30, 32, 1))
+    far.copy_(weights.to(DEVICE))
+    ids, config = torch.tensor([[2, 0], [1, 2]]), expert_config(90, 4, 3, BF16, BF16)
+    order = expert_order(ids.to(DEVICE), 3, config.block_m)
+    out = expert_linear(x.to(DEVICE), far, order, config, 4)
+    expected = [
+        x[pair // 2].double() @ weights[e].double().T for pair, e in enumerate([2, 0, 1, 2])
+    ]
+    assert_near(out, torch.stack(expected))
 
 
 def test_append_and_copy_to_far_pages() -> None:

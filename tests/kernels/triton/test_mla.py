@@ -53,7 +53,7 @@ def test_decode_page_sizes(page_size: int) -> None:
     compare_decode([(63, 1), (64, 1), (150, 1)], page_size=page_size)
 
 
-@pytest.mark.parametrize("num_splits", [1, 5, *more(None)])
+@pytest.mark.parametrize("num_splits", [1, 5, None])
 def test_decode_splits(num_splits: int | None) -> None:
     compare_decode([(0, 1), (300, 1)], num_splits=num_splits)
 
