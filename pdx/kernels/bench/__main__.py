@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -69,4 +70,7 @@ def _tell(line: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
+    # Libraries that compile print what they do; here stdout is for rows.
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     sys.exit(main())
