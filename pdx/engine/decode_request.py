@@ -212,7 +212,7 @@ class DecodeRequest:
         ns, atoms = self.arrival.ns, self.arrival.atoms
         total = int(atoms[-1])
         if len(ns) > _MAX_LANDED:
-            picks = np.unique(np.linspace(0, len(ns) - 1, _MAX_LANDED).astype(int))
+            picks = np.arange(_MAX_LANDED) * (len(ns) - 1) // (_MAX_LANDED - 1)
             ns, atoms = ns[picks], atoms[picks]
         return [
             LandedShare(at_s=at_ns * 1e-9 - self.arrival_s, share=count / total)

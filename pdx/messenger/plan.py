@@ -22,7 +22,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,22 +154,10 @@ def atoms_by_rank(
         first_position: a multiple of the destination's page size.
         tail: whether the tail comes too.
     """
-    dealt = shares(src, dst, transfer_id)
-    return _atoms_of(dealt, src, dst, first_position, num_tokens, tail)
-
-
-def _atoms_of(
-    dealt: Sequence[Share],
-    src: NodeLayout,
-    dst: NodeLayout,
-    first_position: int,
-    num_tokens: int,
-    tail: bool,
-) -> list[int]:
     num_runs = _num_layer_runs(src, dst, first_position, num_tokens)
     equal = src.rank.page_size == dst.rank.page_size
     atoms = [int(tail)] * dst.tp_size
-    for share in dealt:
+    for share in shares(src, dst, transfer_id):
         atoms[share.dst_rank] += num_runs * (1 if equal else share.num_heads * src.rank.num_parts)
     return atoms
 
@@ -210,6 +198,7 @@ class TransferPlan:
         self._src, self._dst = src, dst
         self._src_group, self._dst_group = src_group, dst_group
         self._dst_tail = dst_tail
+        self._transfer_id = transfer_id
         self.num_tokens = num_tokens
         self.first_position = first_position
         self._dst_pages = np.array(dst_page_indices, np.int64)
@@ -232,13 +221,13 @@ class TransferPlan:
                 f"{self.num_tokens} tokens (page size {page_size})",
                 param="first_position",
             )
-        planned = _atoms_of(
-            self._shares,
+        planned = atoms_by_rank(
             self._src,
             self._dst,
+            self._transfer_id,
             self.first_position,
             self.num_tokens,
-            self._dst_tail is not None,
+            tail=self._dst_tail is not None,
         )
         num_pages = -(-self.num_tokens // page_size) - self.first_position // page_size
         pages = self._dst_pages
@@ -268,13 +257,19 @@ class TransferPlan:
         """
         if first_run >= stop_run:
             return ()
-        positions = np.arange(first_run, stop_run, dtype=np.int64) * self.run_len
-        # Of a long prompt's pages only those of these positions: a chunk must not pay for all.
+        # Of a long prompt's pages only those of these runs: a chunk must not pay for all.
         page_size = self._src.rank.page_size
-        first_page, last_page = int(positions[0]) // page_size, int(positions[-1]) // page_size
-        src_pages = np.array(src_page_indices[first_page : last_page + 1], np.int64)
-        src = _places(self._src.rank, src_pages, positions, first_page * page_size)
-        dst = _places(self._dst.rank, self._dst_pages, positions, self.first_position)
+        if page_size == self._dst.rank.page_size:
+            first_run_there = self.first_position // page_size
+            src_pages = np.array(src_page_indices[first_run:stop_run], np.uint32)
+            dst_pages = self._dst_pages[first_run - first_run_there : stop_run - first_run_there]
+            src, dst = _Places(src_pages), _Places(dst_pages.astype(np.uint32))
+        else:
+            positions = np.arange(first_run, stop_run, dtype=np.int64) * self.run_len
+            first_page, last_page = int(positions[0]) // page_size, int(positions[-1]) // page_size
+            pages = np.array(src_page_indices[first_page : last_page + 1], np.int64)
+            src = _places(self._src.rank, pages, positions, first_page * page_size)
+            dst = _places(self._dst.rank, self._dst_pages, positions, self.first_position)
         return tuple(
             RankBatch(
                 src_rank=self._word(share),
@@ -327,8 +322,8 @@ class TransferPlan:
         dst_offset = self._dst_offset(share) + layers.first_layer * dst_layout.layer_stride_bytes
         if src_layout.page_size == dst_layout.page_size:
             return PageBatch(
-                src_pages=src.pages.astype(np.uint32),
-                dst_pages=dst.pages.astype(np.uint32),
+                src_pages=src.pages,
+                dst_pages=dst.pages,
                 page_bytes=share.num_heads * src_layout.head_bytes,
                 num_layers=layers.num_layers,
                 src_offset=src_offset + share.src_head * src_layout.head_bytes,
@@ -357,16 +352,17 @@ class TransferPlan:
         runs_per_part = layout.page_size // self.run_len
         parts_per_page = layout.num_kv_heads * layout.num_parts
         first, stop = head * layout.num_parts, (head + num_heads) * layout.num_parts
+        assert places.offsets is not None
         in_page = np.arange(first, stop)[:, None] * runs_per_part + places.offsets // self.run_len
-        runs = places.pages * (parts_per_page * runs_per_part) + in_page
+        runs: NDArray[np.int64] = places.pages * (parts_per_page * runs_per_part) + in_page
         return runs.ravel().astype(np.uint32)
 
 
 class _Places(NamedTuple):
-    """Where positions lie: page, and token in the page."""
+    """Where positions lie: page, and token in the page, where runs are not whole pages."""
 
-    pages: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    pages: NDArray[Any]
+    offsets: NDArray[np.int64] | None = None
 
 
 def _places(

@@ -4,14 +4,14 @@ a simulated one. So the engine and the messenger ask here, and never the system.
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import get_running_loop
 
 __all__ = ["now_ns", "now_s"]
 
 
 def now_s() -> float:
     """Seconds; call it where the loop runs."""
-    return asyncio.get_running_loop().time()
+    return get_running_loop().time()
 
 
 def now_ns() -> int:

@@ -117,7 +117,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         #: Virtual time, which nobody else moves.
         self.now_ns = 0
         self._ready: deque[_Handle] = deque()
-        self._timers: list[tuple[int, int, _Handle]] = []
+        #: By time, then as they came. Without a handle: outside of all processes, for good.
+        self._timers: list[
+            tuple[int, int, _Handle | None, Callable[..., Any], tuple[Any, ...]]
+        ] = []
         self._order = itertools.count()
         #: The last callback that this moment may have.
         self._last_step = _MOST_STEPS_AT_ONCE
@@ -167,6 +170,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _run_some(self, most: int, until_ns: int) -> bool:
         """Run some callbacks; False: none is left before that moment."""
         ready, timers, heappop = self._ready, self._timers, heapq.heappop
+        handle: _Handle | None
         for _ in range(most):
             if ready:
                 handle = ready.popleft()
@@ -174,26 +178,31 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 while True:
                     if not timers or timers[0][0] > until_ns:
                         return False
-                    when_ns, _, handle = heappop(timers)
-                    if not handle.is_cancelled:
+                    when_ns, _, handle, callback, args = heappop(timers)
+                    if handle is None or not handle.is_cancelled:
                         break
                 if when_ns > self.now_ns:
                     self.now_ns = when_ns
                     self._last_step = self.num_steps + _MOST_STEPS_AT_ONCE
-            if handle.is_cancelled:
-                continue
-            process = handle.process
-            if process is not None and (process.dead or process.paused):
-                if not process.dead:
-                    process.backlog.append(handle)
-                continue
+            process = None
+            if handle is not None:
+                if handle.is_cancelled:
+                    continue
+                process = handle.process
+                if process is not None and (process.dead or process.paused):
+                    if not process.dead:
+                        process.backlog.append(handle)
+                    continue
             self.num_steps += 1
             self._running = process
             if self.num_steps > self._last_step:
                 self._last_step = self.num_steps + _MOST_STEPS_AT_ONCE
                 self._on_error(process, "it runs without end")
             try:
-                handle.context.run(handle.callback, *handle.args)
+                if handle is None:
+                    callback(*args)
+                else:
+                    handle.context.run(handle.callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except asyncio.CancelledError:
@@ -255,12 +264,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Run a callback in a process, or in none."""
         context = self._world if process is None else process.context
         handle = _Handle(callback, args, context, process, when_ns)
-        heapq.heappush(self._timers, (when_ns, next(self._order), handle))
+        heapq.heappush(self._timers, (when_ns, next(self._order), handle, callback, args))
 
     def call_outside(self, when_ns: int, callback: Callable[..., Any], *args: Any) -> None:
         """Run a callback in no process."""
-        handle = _Handle(callback, args, self._world, None, when_ns)
-        heapq.heappush(self._timers, (when_ns, next(self._order), handle))
+        heapq.heappush(self._timers, (when_ns, next(self._order), None, callback, args))
 
     async def sleep_ns(self, delay_ns: int) -> None:
         """What asyncio.sleep() does, for half of it."""
@@ -276,7 +284,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None,
     ) -> asyncio.TimerHandle:
         handle = self._handle(callback, args, context, when_ns)
-        heapq.heappush(self._timers, (when_ns, next(self._order), handle))
+        heapq.heappush(self._timers, (when_ns, next(self._order), handle, callback, args))
         return handle  # type: ignore[return-value]  # as far as anybody looks
 
     @staticmethod

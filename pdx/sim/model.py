@@ -36,25 +36,6 @@ def _odd_numbers(seed: int, count: int) -> NDArray[np.uint64]:
     return numbers
 
 
-@cache
-def _word_weights(
-    num_layers: int,
-    num_kv_heads: int,
-    context_len: int,
-    page_size: int,
-    heads: tuple[int, int],
-    shares: tuple[int, ...],
-) -> NDArray[np.uint64]:
-    num_pages = -(-context_len // page_size)
-    places = _odd_numbers(_PLACE, num_layers * num_kv_heads * 2)
-    places = places.reshape(1, num_layers, num_kv_heads, 2, 1)[:, :, slice(*heads)]
-    counted = np.array([share & _MASK for share in shares], np.uint64)[:, None, None]
-    positions = _odd_numbers(_POSITION, num_pages * page_size).reshape(
-        num_pages, 1, 1, 1, page_size
-    )
-    return places * counted * positions
-
-
 class SimulatedModel:
     """See the module's docstring."""
 
@@ -70,22 +51,6 @@ class SimulatedModel:
         self._weights: list[int] = self.position_weights.tolist()
         self._scale = int((self.factors * self.place_weights).sum())
         self.context_len = context_len
-
-    def word_weights(
-        self, page_size: int, heads: tuple[int, int], shares: tuple[int, ...]
-    ) -> NDArray[np.uint64]:
-        """How much each word of a request's pages counts in the state, as a rank has them.
-
-        Args:
-            heads: the first one that the rank holds, and the one after the last.
-            shares: how many times what it holds of each counts.
-
-        Returns:
-            [P, L, Hkv, part, S], for the pages of the longest context.
-        """
-        return _word_weights(
-            *self.place_weights.shape[:2], self.context_len, page_size, heads, shares
-        )
 
     def advance(self, state: int, position: int, token_id: int) -> tuple[int, int]:
         """One position: its value, and the state once its KV is there."""

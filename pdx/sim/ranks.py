@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +34,7 @@ from pdx.sim.model import SimulatedModel
 __all__ = ["PassTimes", "SimulatedMemory", "SimulatedRanks"]
 
 _WORD_BYTES = 8
+_NO_PLACES = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +55,25 @@ class SimulatedMemory:
         assert rank.token_run_bytes == _WORD_BYTES, "a token's part of a head is one word"
         assert layout.rank_stride_bytes % _WORD_BYTES == 0
         self._space = space
-        self._words = np.zeros(layout.total_bytes // _WORD_BYTES, np.uint64)
+        #: All ranks' KV.
+        self.words = np.zeros(layout.total_bytes // _WORD_BYTES, np.uint64)
         self._kv_bytes = layout.total_bytes
-        self._kv_address = space.map(self._words)
+        self._kv_address = space.map(self.words)
         self._progress_address = space.map(bytearray(_WORD_BYTES * layout.tp_size))
         self.progress_addresses = tuple(
             self._progress_address + _WORD_BYTES * i for i in range(layout.tp_size)
         )
         #: Words are watched in a simulated room.
         self.progress_eventfds: tuple[int, ...] = ()
-        shape = (rank.num_layers, rank.num_pages, rank.num_kv_heads, rank.num_parts, rank.page_size)
-        stride, size = layout.rank_stride_bytes // _WORD_BYTES, rank.total_bytes // _WORD_BYTES
-        #: Of each rank: [L, P, Hkv, part, S].
-        self.ranks = [
-            self._words[i * stride : i * stride + size].reshape(shape)
-            for i in range(layout.tp_size)
-        ]
+        self.page_words = rank.page_bytes // _WORD_BYTES
+        #: Where a page's words lie from its first one in rank 0's layer 0: [S, rank, L, Hkv, part].
+        self.places_in_page = (
+            np.arange(rank.page_size)[:, None, None, None, None]
+            + _steps(layout.tp_size, layout.rank_stride_bytes // _WORD_BYTES, 3)
+            + _steps(rank.num_layers, rank.layer_stride_bytes // _WORD_BYTES, 2)
+            + _steps(rank.num_kv_heads, rank.num_parts * rank.page_size, 1)
+            + _steps(rank.num_parts, rank.page_size, 0)
+        )
 
     def store_progress(self, value: int, rank_idx: int) -> None:
         """A rank's progress, where the fabric's worker sees it."""
@@ -86,12 +89,17 @@ class SimulatedMemory:
         self._space.unmap(self._progress_address)
 
 
+def _steps(count: int, stride: int, num_inner: int) -> NDArray[np.int64]:
+    return np.arange(count).reshape(-1, *[1] * num_inner) * stride
+
+
 @dataclass(slots=True)
 class _Request:
     start: RequestStart
     token_ids: list[int]
     num_computed: int
-    pages: list[int] = field(default_factory=list)
+    #: Of the tokens that its pages hold, the places of their words in the ranks' memory: [T * W].
+    places: NDArray[np.int64]
 
 
 class _Span(NamedTuple):
@@ -107,17 +115,15 @@ class _Span(NamedTuple):
 class _Words(NamedTuple):
     """What a pass writes."""
 
-    #: Of each token, [T]: its page and its place there.
-    pages: NDArray[np.intp]
-    offsets: NDArray[np.intp]
-    #: Of each rank: [T, L, Hkv, part].
-    kv: list[NDArray[np.uint64]]
-    #: Pages, and from which token on they are zeroed.
-    unused: list[tuple[int, int]]
+    #: Where, and what, of each token: [T, rank, L, Hkv * part].
+    places: NDArray[np.int64]
+    kv: NDArray[np.uint64]
+    #: What is zeroed behind it: [tokens, rank, L, Hkv * part].
+    unused: list[NDArray[np.int64]]
 
 
-def _head_shares(heads: list[range]) -> list[tuple[int, ...]]:
-    """How many times what each rank holds of each of its heads counts in the state.
+def _head_shares(heads: list[range]) -> list[NDArray[np.uint64]]:
+    """How many times what each rank holds of each of its heads counts in the state, modulo 2^64.
 
     Once all together; but that a replica differs must not go unseen, so the difference between it
     and the head's first holder counts, too.
@@ -127,15 +133,16 @@ def _head_shares(heads: list[range]) -> list[tuple[int, ...]]:
         for head in own:
             replicas.setdefault(head, []).append(rank_idx)
     factors = [2 * rank_idx + 1 for rank_idx in range(len(heads))]
-    return [
-        tuple(
+    shares = [
+        [
             factors[rank_idx]
             if replicas[head][0] != rank_idx
             else 1 - sum(factors[other] for other in replicas[head][1:])
             for head in own
-        )
+        ]
         for rank_idx, own in enumerate(heads)
     ]
+    return [np.array(own, np.int64).astype(np.uint64) for own in shares]
 
 
 class SimulatedRanks:
@@ -158,19 +165,19 @@ class SimulatedRanks:
         self._requests: dict[int, _Request] = {}
         self._loop = loop
         self._end: asyncio.Future[WorkerError] = loop.create_future()
-        page_size = layout.rank.page_size
         heads = [layout.heads(rank_idx) for rank_idx in range(layout.tp_size)]
-        #: Of each rank: [L, Hkv, part].
-        self._factors = [model.factors[:, own.start : own.stop] for own in heads]
-        #: Of each rank, how much each word of a request's pages counts: [P, L, Hkv, part, S].
-        self._weights = [
-            model.word_weights(page_size, (own.start, own.stop), shares)
-            for own, shares in zip(heads, _head_shares(heads), strict=True)
-        ]
-        #: Of each rank, its memory by page, [P, L, Hkv, part, S], and by token, [P, S, L, Hkv,
-        #: part].
-        self._by_page = [memory.transpose(1, 0, 2, 3, 4) for memory in memory.ranks]
-        self._by_token = [memory.transpose(1, 4, 0, 2, 3) for memory in memory.ranks]
+        #: Of each token's words, what its value is multiplied by: [rank, L, Hkv * part].
+        self._factors = np.stack([model.factors[:, own.start : own.stop] for own in heads])
+        self._factors = self._factors.reshape(layout.tp_size, layout.rank.num_layers, -1)
+        weights = np.stack(
+            [
+                model.place_weights[:, own.start : own.stop] * shares[:, None]
+                for own, shares in zip(heads, _head_shares(heads), strict=True)
+            ]
+        ).reshape(-1)
+        self._num_words = len(weights)
+        #: How much each word of a request's tokens counts in the state: [T * W].
+        self._weights = (model.position_weights[:, None] * weights).reshape(-1)
 
     async def died(self) -> WorkerError:
         return await asyncio.shield(self._end)
@@ -189,11 +196,11 @@ class SimulatedRanks:
         for request_id in batch.removes:
             del self._requests[request_id]
         for start in batch.starts:
-            request = _Request(start, list(start.token_ids), start.num_computed)
+            request = _Request(start, list(start.token_ids), start.num_computed, _NO_PLACES)
             self._requests[start.request_id] = request
         spans = [self._compute(step) for step in batch.steps]
         written = self._words_of(spans)
-        num_tokens = len(written.pages)
+        num_tokens = len(written.places)
         times = self._times
         pass_ns = times.base_ns + times.token_ns * num_tokens
         pass_s = pass_ns * 1e-9 * (1 + self._rng.random() * times.jitter)
@@ -219,9 +226,12 @@ class SimulatedRanks:
 
     def _compute(self, step: RequestStep) -> _Span:
         request = self._requests[step.request_id]
-        request.pages += step.new_page_indices
+        if step.new_page_indices:
+            pages = np.array(step.new_page_indices)[:, None] * self._memory.page_words
+            new = (pages + self._memory.places_in_page.reshape(-1)).reshape(-1)
+            request.places = np.concatenate((request.places, new)) if len(request.places) else new
         start = request.num_computed
-        state = self._state_of(request.pages, start)
+        state = self._state_of(request, start)
         values, states = [], []
         for position in range(start, start + step.num_tokens):
             value, state = self._model.advance(state, position, request.token_ids[position])
@@ -230,45 +240,35 @@ class SimulatedRanks:
         request.num_computed = start + step.num_tokens
         return _Span(request, start, values, states, step.zero_last_page)
 
-    def _state_of(self, pages: Sequence[int], num_tokens: int) -> int:
+    def _state_of(self, request: _Request, num_tokens: int) -> int:
         """What the KV of the first positions adds up to, as it lies in the pages now."""
-        if not num_tokens:
-            return 0
-        layout = self._layout.rank
-        num_pages, in_last = layout.num_pages_for(num_tokens), num_tokens % layout.page_size
-        chosen = pages[:num_pages]
-        state = 0
-        for memory, weights in zip(self._by_page, self._weights, strict=True):
-            found = memory[chosen]
-            if in_last:
-                found[-1, ..., in_last:] = 0
-            state += int(found.reshape(-1).dot(weights[:num_pages].reshape(-1)))
-        return state & 0xFFFFFFFFFFFFFFFF
+        stop = num_tokens * self._num_words
+        found = self._memory.words.take(request.places[:stop])
+        return int(found.dot(self._weights[:stop]))
 
     def _words_of(self, spans: list[_Span]) -> _Words:
-        page_size = self._layout.rank.page_size
-        pages: list[int] = []
-        offsets: list[int] = []
+        page_size, num_words = self._layout.rank.page_size, self._num_words
+        places: list[NDArray[np.int64]] = []
         values: list[int] = []
-        unused: list[tuple[int, int]] = []
+        unused: list[NDArray[np.int64]] = []
         for span in spans:
             stop = span.start + len(span.values)
-            for position in range(span.start, stop):
-                place, offset = divmod(position, page_size)
-                pages.append(span.request.pages[place])
-                offsets.append(offset)
+            places.append(span.request.places[span.start * num_words : stop * num_words])
             values += span.values
             if span.zero_rest and stop % page_size:
-                unused.append((pages[-1], stop % page_size))
-        column = np.array(values, np.uint64)[:, None, None, None]
-        kv = [column * factors for factors in self._factors]
-        return _Words(np.array(pages, np.intp), np.array(offsets, np.intp), kv, unused)
+                end = stop - stop % page_size + page_size
+                rest = span.request.places[stop * num_words : end * num_words]
+                unused.append(rest.reshape(-1, *self._factors.shape))
+        chosen = places[0] if len(places) == 1 else np.concatenate((_NO_PLACES, *places))
+        kv = np.array(values, np.uint64)[:, None, None, None] * self._factors
+        assert len(chosen) == kv.size, "a pass computes tokens that have no page"
+        return _Words(chosen.reshape(-1, *self._factors.shape), kv, unused)
 
     def _write(self, written: _Words, layers: slice) -> None:
-        for memory, kv in zip(self._by_token, written.kv, strict=True):
-            memory[written.pages, written.offsets, layers] = kv[:, layers]
-            for page, first in written.unused:
-                memory[page, first:, layers] = 0
+        words = self._memory.words
+        words[written.places[:, :, layers]] = written.kv[:, :, layers]
+        for places in written.unused:
+            words[places[:, :, layers]] = 0
 
     def _output(self, batch: Batch, spans: list[_Span], pass_s: float) -> StepOutput:
         tokens, scores = [], []

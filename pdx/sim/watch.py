@@ -119,7 +119,7 @@ class Watch:
     def on_landing(self, landing: Landing) -> None:
         """Bytes have just landed here."""
         assert self.pool is not None
-        spans = ((piece.dst_offset, piece.num_bytes) for piece in landing.write.pieces)
+        spans = [(offset, num_bytes) for _, offset, num_bytes in landing.write.pieces]
         stray = self.pool.not_written_remotely(self.pages_of(spans))
         if stray:
             self.broken(

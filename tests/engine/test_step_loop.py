@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -13,10 +13,12 @@ from pdx.engine import step_loop
 from pdx.engine.step_loop import StepLoop
 from pdx.errors import WorkerError
 from pdx.kv.pages import PagePool
+from pdx.metrics.clock import now_s
 from pdx.request.batch import Batch, StepOutput
 from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 from pdx.scheduler.sequence import SequenceUpdate
+from pdx.sim.loop import VirtualLoop
 
 PAGE = 4
 LONG_PROMPT = list(range(2000 * PAGE))
@@ -150,3 +152,55 @@ async def test_what_comes_between_two_parts_of_a_step_is_not_forgotten(
     async with asyncio.timeout(5):
         assert await node.prefilled.get() == 1
     running.cancel()
+
+
+class SlowNode(Node):
+    """Its passes take so many seconds."""
+
+    pass_s = 6.0
+
+    async def run(self, batch: Batch) -> StepOutput:
+        await asyncio.sleep(self.pass_s)
+        return await super().run(batch)
+
+
+def run_virtually(main: Coroutine[Any, Any, float]) -> float:
+    """What it returns, in virtual time."""
+    loop = VirtualLoop(lambda process, what: pytest.fail(what))  # type: ignore[abstract]
+    task = loop.create_task(main)
+    assert loop.run_until(1000 * 10**9, task.done)
+    took_s: float = task.result()
+    return took_s
+
+
+def test_every_pass_has_all_of_the_watchdogs_time() -> None:
+    async def main() -> float:
+        node = SlowNode()
+        running = asyncio.create_task(node.loop.run())
+        for request_id in range(1, 5):
+            node.submit(request_id, [1] * PAGE)
+            assert await node.prefilled.get() == request_id
+        await asyncio.sleep(60)  # idle time is nobody's
+        node.pass_s = 600
+        node.submit(5, [1] * PAGE)
+        began_s = now_s()
+        with pytest.raises(WorkerError, match=r"did not finish pass \d+ in 10 s"):
+            await running
+        return now_s() - began_s
+
+    assert run_virtually(main()) == pytest.approx(10)
+
+
+def test_a_step_loop_that_is_cancelled_in_a_pass_leaves_no_watchdog() -> None:
+    async def main() -> float:
+        node = SlowNode()
+        running = asyncio.create_task(node.loop.run())
+        node.submit(1, [1] * PAGE)
+        await asyncio.sleep(3)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(20)
+        return now_s()
+
+    assert run_virtually(main()) == pytest.approx(23)

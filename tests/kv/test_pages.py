@@ -255,3 +255,13 @@ def test_nothing_gives_way_to_a_lease_that_the_free_pages_hold() -> None:
     pool = PagePool(4)
     assert pool.evict_some(4, most=1)
     assert pool.num_free == 4
+
+
+def test_the_pages_of_a_lease_from_a_place_on_are_those_that_came_since() -> None:
+    pool = PagePool(8)
+    lease_id = pool.lease(3)
+    assert lease_id is not None
+    assert pool.num_pages_of(lease_id) == 3
+    new = pool.extend(lease_id, 2)
+    assert new is not None and pool.page_indices(lease_id, 3) == tuple(new)
+    assert pool.num_pages_of(lease_id) == 5

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import gc
 
 import pytest
 
 from pdx.sim.scenario import FaultKind, ScenarioOptions
-from pdx.sim.search import command_line, run_history
+from pdx.sim.search import command_line, few_collections, run_history
 
 
 @pytest.mark.parametrize("nodes", [(1, 1), (2, 1), (1, 2), (3, 2)])
@@ -56,3 +57,10 @@ def test_thousands_of_histories_break_nothing() -> None:
 def test_no_kind_of_fault_breaks_an_invariant(kind: FaultKind) -> None:
     options = ScenarioOptions(faults=(kind,))
     check(range(3), options)
+
+
+def test_collections_are_as_they_were_after_histories() -> None:
+    before, num_frozen = gc.get_threshold(), gc.get_freeze_count()
+    with few_collections():
+        assert gc.get_threshold() > before and gc.get_freeze_count() > num_frozen
+    assert gc.get_threshold() == before

@@ -24,6 +24,8 @@ class AddressSpace:
         self._bases: list[int] = []
         self._views: list[memoryview] = []
         self._next = 1 << 20
+        #: Progress words that were looked at, by address.
+        self._words: dict[int, memoryview] = {}
         self._watchers: dict[int, list[Callable[[], None]]] = {}
 
     def map(self, buffer: bytearray | memoryview | NDArray[Any]) -> int:
@@ -40,6 +42,7 @@ class AddressSpace:
         """Forget a buffer."""
         index = self._bases.index(address)
         del self._bases[index], self._views[index]
+        self._words.clear()
 
     def view(self, address: int, num_bytes: int) -> memoryview:
         """The bytes at an address.
@@ -58,13 +61,20 @@ class AddressSpace:
 
     def load_word(self, address: int) -> int:
         """A progress word."""
-        return int.from_bytes(self.view(address, 8), "little")
+        word: int = self._word(address)[0]
+        return word
 
     def store_word(self, address: int, value: int) -> None:
         """Store a progress word, and let who waits for it look."""
-        self.view(address, 8)[:] = value.to_bytes(8, "little")
+        self._word(address)[0] = value
         for watcher in self._watchers.get(address, ()):
             watcher()
+
+    def _word(self, address: int) -> memoryview:
+        word = self._words.get(address)
+        if word is None:
+            word = self._words[address] = self.view(address, 8).cast("Q")
+        return word
 
     def watch_word(self, address: int, watcher: Callable[[], None]) -> None:
         """Call ``watcher`` at each store."""

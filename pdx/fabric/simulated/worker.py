@@ -283,7 +283,7 @@ class Worker:
             self._settle(operation.transfer)
         if code:
             self.link_down(link, code, f"a write failed: {errno.errorcode[code]}")
-        else:
+        elif link.ready:
             self.post_link(link)
 
     def on_imm(self, link: Link, domain: int, data: int) -> None:
