@@ -58,6 +58,19 @@ def test_decode_splits(num_splits: int | None) -> None:
     compare_decode([(0, 1), (300, 1)], num_splits=num_splits)
 
 
+def test_decode_of_strided_queries() -> None:
+    """Queries as a view of something wider, whose rows no 16 divides."""
+    torch.manual_seed(0)
+    case = PagedCase(STEPS, 16)
+    kv = case.latents(80, torch.bfloat16)
+    wide = torch.randn(case.num_tokens, 5, 83).bfloat16()
+    q = wide[:, 1:4, :80]
+    out = mla_decode(
+        wide.to(DEVICE)[:, 1:4, :80], kv.to(DEVICE, q.dtype), case.page_tables, 0.1, 64
+    )
+    assert_near(out, mla_attention(q.double(), kv.double(), case.batch, 0.1, 64))
+
+
 def test_decode_of_a_models_size() -> None:
     compare_decode([(70, 1)], dims=(512, 64), page_size=64)
 

@@ -25,12 +25,13 @@ def compare(
     num_groups: int = 3,
     head_dim: int = 64,
     page_size: int = 16,
+    size: float = 1.0,
     **options: Any,
 ) -> None:
     torch.manual_seed(0)
     case = PagedCase(chunks, page_size)
     kv = case.heads(num_kv_heads, head_dim, dtype)
-    q = torch.randn(case.num_tokens, num_kv_heads * num_groups, head_dim).to(dtype)
+    q = (torch.randn(case.num_tokens, num_kv_heads * num_groups, head_dim) * size).to(dtype)
     scale = head_dim**-0.5
     seen = case.without_the_past(kv, options["window"]) if "window" in options else kv
     out = paged_prefill(q.to(DEVICE), seen.to(DEVICE, dtype), case.page_tables, scale, **options)
@@ -65,6 +66,10 @@ def test_window_skips_what_no_row_sees(window: int) -> None:
 
 def test_soft_cap() -> None:
     compare(CHUNKS, soft_cap=2.0)
+
+
+def test_soft_cap_of_scores_whose_exponential_overflows() -> None:
+    compare(CHUNKS, soft_cap=30.0, size=1000.0, dtype=torch.float32)
 
 
 def test_whole_prompt_of_several_tiles() -> None:
