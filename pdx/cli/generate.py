@@ -95,7 +95,7 @@ def generate(
         bool,
         typer.Option(
             "--draft",
-            rich_help_panel="Model",
+            rich_help_panel=_SAMPLING,
             help="Load the model's layer that drafts, and verify its drafts: the same text.",
         ),
     ] = False,
