@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from pdx.request.batch import Batch, RequestStart, RequestStep, SampledToken, ScoredToken
@@ -11,6 +13,7 @@ from pdx.scheduler.sequence import Sequence
 __all__ = [
     "PrefillChunk",
     "ScheduledPass",
+    "by_request",
     "chunk_of",
     "finish_reason",
     "logprobs_of",
@@ -34,6 +37,14 @@ class ScheduledPass(msgspec.Struct, frozen=True, kw_only=True):
 
     batch: Batch
     chunks: list[PrefillChunk]
+
+
+def by_request(tokens: Iterable[SampledToken]) -> dict[int, list[SampledToken]]:
+    """A pass's tokens of each request, in order."""
+    grouped: dict[int, list[SampledToken]] = {}
+    for token in tokens:
+        grouped.setdefault(token.request_id, []).append(token)
+    return grouped
 
 
 def start_message(sequence: Sequence) -> RequestStart:

@@ -37,6 +37,7 @@ from pdx.request.request import SamplingParams
 from pdx.scheduler.order import admission_order, fill_chunk
 from pdx.scheduler.passes import (
     ScheduledPass,
+    by_request,
     chunk_of,
     finish_reason,
     logprobs_of,
@@ -84,8 +85,7 @@ class Scheduler:
         self._in_pass: list[Sequence] = []
         self._removes: list[int] = []
         self._last_pass_idx = 0
-        #: Drafts that ranks fed, and how many of them were what was sampled.
-        self.num_drafts = self.num_right_drafts = 0
+        self.num_drafts = self.num_right_drafts = 0  # fed by ranks; what was sampled
         self._has_hashed = False
 
     # ---- requests come and go -------------------------------------------------------------
@@ -252,9 +252,7 @@ class Scheduler:
         requests.
         """
         assert output.pass_idx == self._last_pass_idx
-        sampled: dict[int, list[SampledToken]] = {}
-        for token in output.tokens:
-            sampled.setdefault(token.request_id, []).append(token)
+        sampled = by_request(output.tokens)
         self.num_drafts += output.num_drafts
         self.num_right_drafts += len(output.tokens) - len(sampled)
         scores = {scored.request_id: scored for scored in output.prompt_scores}
