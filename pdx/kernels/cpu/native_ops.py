@@ -21,8 +21,12 @@ __all__ = ["NATIVE_DTYPES", "installed_library", "native_ops"]
 #: What the library computes in; other dtypes take the reference.
 NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16})
 
+#: Functions that return an int; the others return nothing.
+_ASKED = frozenset({"pdx_decode_attention", "pdx_has_amx"})
 _SIGNATURES = {
     "pdx_linear": [c_void_p] * 5 + [c_int64] * 3,
+    "pdx_has_amx": [],
+    "pdx_linear_amx": [c_void_p] * 5 + [c_int64] * 3,
     "pdx_rms_norm": [c_void_p] * 3 + [c_int64] * 2 + [c_float, c_int],
     "pdx_rope": [c_void_p] * 4 + [c_int64] * 3 + [c_int],
     "pdx_kv_append": [c_void_p] * 5 + [c_int64] * 4,
@@ -47,7 +51,7 @@ def native_ops() -> ctypes.CDLL:
     for name, argtypes in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = argtypes
-        function.restype = c_int if name == "pdx_decode_attention" else None
+        function.restype = c_int if name in _ASKED else None
     return library
 
 
