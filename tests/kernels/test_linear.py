@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pdx.kernels.cpu.linear import linear as cpu_linear
 from pdx.kernels.cpu.linear import linear_without_amx
-from pdx.kernels.cpu.native_ops import native_ops
+from pdx.kernels.cpu.native_ops import has_amx
 from pdx.kernels.reference.linear import linear
 
 # Against float64: one rounding to the dtype of outputs up to 16 in size, whose halves of a unit in
@@ -25,7 +25,9 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 )
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 63, 64, 65, 130, 300])
-@pytest.mark.parametrize(("in_size", "out_size"), [(96, 40), (33, 1), (1, 17), (300, 203), (544, 64)])
+@pytest.mark.parametrize(
+    ("in_size", "out_size"), [(96, 40), (33, 1), (1, 17), (300, 203), (544, 64)]
+)
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
 def test_rows_are_the_formulas(
     implementation: Callable[[Tensor, Tensor, Tensor | None], Tensor],
@@ -62,7 +64,7 @@ def test_a_row_among_few_has_the_bits_that_it_has_alone(
 
 @pytest.mark.parametrize("in_size", [300, 544, 2304])
 def test_with_amx_a_row_among_many_has_the_bits_that_it_has_alone(in_size: int) -> None:
-    if not native_ops().pdx_has_amx():
+    if not has_amx():
         pytest.skip("this CPU has no AMX")
     x = torch.randn(300, in_size).bfloat16()
     weight = torch.randn(70, in_size).bfloat16()
@@ -77,7 +79,6 @@ def test_rows_and_weights_need_not_be_contiguous() -> None:
     x = torch.randn(96, 20).bfloat16().T
     weight = torch.randn(96, 40).bfloat16().T
     expected = linear(x, weight, None)
-    assert torch.equal(linear(x.contiguous(), weight.contiguous(), None), expected)
     for mine in (x, x.contiguous()):
         for its in (weight, weight.contiguous()):
             close = (cpu_linear(mine, its, None).double() - expected.double()).abs() <= 0.25

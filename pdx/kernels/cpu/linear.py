@@ -11,12 +11,10 @@ ordered once, at load, were no faster, and would be in memory twice where they a
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from pdx.kernels.cpu.native_ops import native_ops
+from pdx.kernels.cpu.native_ops import has_amx, native_ops
 
 __all__ = ["linear", "linear_without_amx"]
 
@@ -34,7 +32,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     With AMX, a bfloat16 row's bits do not depend on the other rows.
     """
-    if x.dtype == torch.bfloat16 and x.numel() and weight.is_contiguous() and _has_amx():
+    if x.dtype == torch.bfloat16 and x.numel() and weight.is_contiguous() and has_amx():
         return _linear_amx(x.contiguous(), weight, bias)
     return linear_without_amx(x, weight, bias)
 
@@ -48,11 +46,6 @@ def linear_without_amx(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         return _native_linear(x.contiguous(), weight, bias)
     y = torch.mm(weight, x.T).T.contiguous()
     return y if bias is None else y.add_(bias)
-
-
-@functools.cache
-def _has_amx() -> bool:
-    return bool(native_ops().pdx_has_amx())
 
 
 def _linear_amx(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,13 +16,13 @@ import torch
 
 from pdx.errors import ConfigError
 
-__all__ = ["NATIVE_DTYPES", "installed_library", "native_ops"]
+__all__ = ["NATIVE_DTYPES", "has_amx", "installed_library", "native_ops"]
 
 #: What the library computes in; other dtypes take the reference.
 NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16})
 
 #: Functions that return an int; the others return nothing.
-_ASKED = frozenset({"pdx_decode_attention", "pdx_has_amx"})
+_ASKED = frozenset({"pdx_chunk_attention", "pdx_decode_attention", "pdx_has_amx"})
 _SIGNATURES = {
     "pdx_linear": [c_void_p] * 5 + [c_int64] * 3,
     "pdx_has_amx": [],
@@ -30,6 +30,7 @@ _SIGNATURES = {
     "pdx_rms_norm": [c_void_p] * 3 + [c_int64] * 2 + [c_float, c_int],
     "pdx_rope": [c_void_p] * 4 + [c_int64] * 3 + [c_int],
     "pdx_kv_append": [c_void_p] * 5 + [c_int64] * 4,
+    "pdx_chunk_attention": [c_void_p] * 5 + [c_int64] * 6 + [c_float],
     "pdx_decode_attention": [c_void_p] * 7 + [c_int64] * 5 + [c_float, c_int],
 }
 
@@ -53,6 +54,12 @@ def native_ops() -> ctypes.CDLL:
         function.argtypes = argtypes
         function.restype = c_int if name in _ASKED else None
     return library
+
+
+@functools.cache
+def has_amx() -> bool:
+    """Whether this process may use AMX, for bfloat16; asks the kernel for it once."""
+    return bool(native_ops().pdx_has_amx())
 
 
 def installed_library(name: str) -> Path:

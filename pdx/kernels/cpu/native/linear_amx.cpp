@@ -9,16 +9,13 @@
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define PDX_AMX __attribute__((target("arch=x86-64-v4,avx512bf16,amx-tile,amx-bf16")))
+#include "amx.hpp"
 
 namespace {
 
-constexpr int kTile = 16;         // outputs, or tokens, of a tile of sums
-constexpr int kDepth = 32;        // inputs of a tile of weights
 constexpr int kDepthInL1 = 256;   // of 32 rows of weights, and of as many tokens: 16 KiB each
 constexpr int kTokensInL2 = 256;  // whose inputs are 1.1 MiB where `in` is 2,304
 
@@ -30,64 +27,6 @@ struct Product {
     int64_t num_tokens, in, out;
     int64_t width;                // tokens of a block: 16, or all where they are fewer
 };
-
-int64_t num_parts(int64_t size, int64_t part) { return (size + part - 1) / part; }
-
-struct alignas(64) TileShapes {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t num_rows[16] = {};
-};
-
-// Sums in 0 to 3, weights in 4 and 5, inputs in 6 and 7.
-PDX_AMX void shape_tiles(int64_t width) {
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; ++tile) {
-        shapes.num_rows[tile] = kTile;
-        shapes.row_bytes[tile] = tile == 4 || tile == 5 ? kDepth * 2 : width * 4;
-    }
-    _tile_loadconfig(&shapes);
-}
-
-// Of 16 x 16 words, in four rounds: squares of 1, 2, 4 and 8 change places with their neighbours.
-PDX_AMX PDX_INLINE void transpose(Words rows[kTile]) {
-    Words t[kTile];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = __builtin_shufflevector(rows[i], rows[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10,
-                                       26, 12, 28, 14, 30);
-        t[i + 1] = __builtin_shufflevector(rows[i], rows[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25,
-                                           11, 27, 13, 29, 15, 31);
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < 8; ++n) {
-        const int i = n / 2 * 4 + n % 2;
-        rows[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25,
-                                          12, 13, 28, 29);
-        rows[i + 2] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11,
-                                              26, 27, 14, 15, 30, 31);
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < 8; ++n) {
-        const int i = n / 4 * 8 + n % 4;
-        t[i] = __builtin_shufflevector(rows[i], rows[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10,
-                                       11, 24, 25, 26, 27);
-        t[i + 4] = __builtin_shufflevector(rows[i], rows[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13,
-                                           14, 15, 28, 29, 30, 31);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < 8; ++i) {
-        rows[i] = __builtin_shufflevector(t[i], t[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19,
-                                          20, 21, 22, 23);
-        rows[i + 8] = __builtin_shufflevector(t[i], t[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25,
-                                              26, 27, 28, 29, 30, 31);
-    }
-}
-
-// The first `count` of 32 bfloat16.
-PDX_INLINE __mmask32 first(int64_t count) {
-    return count < kDepth ? (1u << count) - 1u : ~__mmask32{};
-}
 
 // One block of tokens of x [T, in] into pairs; zeros past the tokens and past `in`.
 PDX_AMX void pack(const Bf16* x, Bf16* packed, const Product& p, int64_t block) {
@@ -124,6 +63,7 @@ struct Panel {
         std::memset(copy, 0, sizeof copy);
         for (int64_t r = 0; r < num_rows; ++r)
             std::memcpy(copy + r * kDepth, weight + r * in + i, size);
+        finish_stores();
         return {copy, kDepth * 2};
     }
 };
@@ -147,13 +87,6 @@ PDX_AMX inline void store_sums(Sums& sums) {
     if constexpr (blocks == 2) _tile_stored(3, sums[3], 64);
 }
 
-PDX_AMX inline void zero_sums() {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-}
-
 template <int blocks>
 PDX_AMX inline void add(const Panel::Tile& upper, const Panel::Tile& lower, const Bf16* x,
                         int64_t block_size, int64_t width) {
@@ -175,26 +108,13 @@ PDX_AMX void finish(const Product& p, const float* upper, const float* lower, in
     const int64_t count = p.num_tokens - token < p.width ? p.num_tokens - token : p.width;
     if (p.bias)
         for (int64_t r = 0; r < num_rows; ++r) bias[r] = load(p.bias + row + r);
-    typedef uint16_t Halves __attribute__((vector_size(64)));
-    const Halves order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                          8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    Words pairs[kTile];
-#pragma GCC unroll 16
-    for (int i = 0; i < kTile; ++i) {
-        const float* sums = (i < 8 ? upper : lower) + i % 8 * 2 * kTile;
-        const Floats even = load_lanes(sums) + bias[2 * i];
-        const Floats odd = load_lanes(sums + kTile) + bias[2 * i + 1];
-        const __m512bh both =
-            _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(odd), reinterpret_cast<__m512>(even));
-        pairs[i] = reinterpret_cast<Words>(_mm512_permutexvar_epi16(
-            reinterpret_cast<__m512i>(order), reinterpret_cast<__m512i>(both)));
-    }
-    transpose(pairs);
+    Words rows[kTile];
+    to_rows(upper, lower, bias, rows);
     const __mmask32 stored = first(num_rows);
 #pragma GCC unroll 16
     for (int t = 0; t < kTile; ++t)
         _mm512_mask_storeu_epi16(p.y + (token + t) * p.out + row, t < count ? stored : 0,
-                                 reinterpret_cast<__m512i>(pairs[t]));
+                                 reinterpret_cast<__m512i>(rows[t]));
 }
 
 // Rows of weights to fetch meanwhile.
@@ -264,12 +184,13 @@ PDX_AMX void multiply_blocks(const Product& p, int64_t row, int64_t end, int64_t
 PDX_AMX void multiply_rows(const Product& p, int64_t begin, int64_t end) {
     constexpr int64_t kBlocks = kTokensInL2 / kTile;
     const int64_t num_blocks = num_parts(p.num_tokens, p.width);
+    finish_stores();
     shape_tiles(p.width);
     for (int64_t from = 0; from < num_blocks; from += kBlocks)
         for (int64_t row = begin; row < end; row += 2 * kTile)
             multiply_blocks(p, row, end, from,
                             from + kBlocks < num_blocks ? from + kBlocks : num_blocks);
-    _tile_release();
+    release_tiles();
 }
 
 bool ask_for_tiles() {
