@@ -33,7 +33,7 @@ def kernels(
         bool, typer.Option("--offline", help="Without a GPU: lower bounds, no times.")
     ] = False,
     only: Annotated[
-        str, typer.Option(metavar="TEXT", help="Measure ops whose names begin so: decode, linear.")
+        str, typer.Option(metavar="TEXT", help="Only ops whose names begin so: decode, linear.")
     ] = "",
     toy: Annotated[
         bool, typer.Option("--toy", help="Measure small shapes, to try it out.")
@@ -52,7 +52,9 @@ def kernels(
     same run. With --offline, nothing is timed: what kernels must move and compute at least.
     """
     if offline:
-        _show_bounds(gpu, as_json=as_json)
+        if toy:
+            raise ConfigError("--toy is of measuring, which --offline does not")
+        _show_bounds(gpu, only, as_json=as_json)
         return
     about, rows = _measured(only, toy=toy)
     if as_json:
@@ -115,17 +117,21 @@ def _cells(row: dict[str, Any], names: list[str]) -> tuple[str, ...]:
     return (row["op"], row["shape"], *figures, *ratios)
 
 
-def _show_bounds(gpu: str, *, as_json: bool) -> None:
+def _show_bounds(gpu: str, only: str, *, as_json: bool) -> None:
     from pdx.cli.kernel_floors import GPUS, floors, static_figures
 
     if gpu not in GPUS:
         raise ConfigError(f"--gpu {gpu}: it can be {', '.join(GPUS)}")
-    chosen, work = GPUS[gpu], list(floors())
-    static = list(static_figures(chosen))
+    chosen = GPUS[gpu]
+    work = [each for each in floors() if each.op.startswith(only) and each.runs_on(chosen)]
+    static = [each for each in static_figures(chosen) if each.launch.startswith(only)]
+    if not work and not static:
+        raise ConfigError(f"--only {only}: no op begins so")
     if as_json:
         sys.stdout.write(json.dumps(_as_json(chosen, work, static)) + "\n")
     else:
-        print_tables([_floor_table(chosen, work), _static_table(chosen, static)])
+        tables = [_floor_table(chosen, work), _static_table(chosen, static)]
+        print_tables([table for table in tables if table.rows])
 
 
 def _as_json(gpu: Gpu, work: list[Work], static: list[Static]) -> dict[str, object]:

@@ -84,6 +84,10 @@ class Work:
     num_bytes: int
     flops: int
 
+    def runs_on(self, gpu: Gpu) -> bool:
+        """Whether pdx has the op there: before sm_90, float8 is refused."""
+        return gpu.arch >= 90 or "float8" not in f"{self.op} {self.shape}"
+
     def memory_us(self, gpu: Gpu) -> float:
         """At the data sheet's bandwidth."""
         return self.num_bytes / gpu.memory_gb_per_s / 1e3

@@ -79,6 +79,19 @@ def test_prints_tables_or_json() -> None:
     assert "At least, on H200" in bench("--offline").stdout
 
 
+def test_bounds_can_be_of_some_ops() -> None:
+    answer = json.loads(bench("--offline", "--only", "mla prefill", "--json").stdout)
+    assert {each["op"] for each in answer["floors"]} == {"mla prefill"}
+    assert [each["launch"] for each in answer["compiled"]] == ["mla prefill/mla_prefill"]
+
+
+def test_bounds_are_of_ops_that_the_gpu_has() -> None:
+    """Float8 is refused on sm_80."""
+    told = {gpu: bench("--offline", "--gpu", gpu).stdout for gpu in ("a100", "h200")}
+    assert "float8" in told["h200"]
+    assert "float8" not in told["a100"]
+
+
 def row(op: str, **fields: object) -> dict[str, object]:
     return {
         "op": op,
@@ -116,6 +129,8 @@ def test_others_are_multiples_of_ours_and_say_why_they_are_absent() -> None:
         ((), "no GPU that torch can use"),
         ((), "--offline"),
         (("--offline", "--gpu", "v100"), "v100"),
+        (("--offline", "--only", "decoed"), "--only decoed: no op begins so"),
+        (("--offline", "--toy"), "--toy"),
     ],
 )
 def test_what_it_cannot_do_is_refused(arguments: tuple[str, ...], told: str) -> None:

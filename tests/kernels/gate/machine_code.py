@@ -138,13 +138,14 @@ def _hot_loop(instructions: list[tuple[int, str, str]]) -> list[tuple[int, str, 
 
 def _loose_releases(ptx: str) -> list[str]:
     """Release atomics with stores before them and no barrier between: such a release publishes what
-    its own thread stored, not what the block's other threads did."""
-    pending, loose = False, []
+    its own thread stored, not what the block's other threads did. A release to the whole system has
+    a barrier before it in any case."""
+    pending, synced, loose = False, False, []
     for line in ptx.splitlines():
         if _STORE.search(line):
             pending = True
         elif _BARRIER.search(line):
-            pending = False
-        elif pending and _RELEASE.search(line):
+            pending, synced = False, True
+        elif _RELEASE.search(line) and (pending or (_SYSTEM_RELEASE.search(line) and not synced)):
             loose.append(line.strip())
     return loose

@@ -17,7 +17,10 @@ RELEASE = "@%p1 atom.global.sys.release.exch.b64 %rd2, [%rd3], %rd4;"
         ([STORE, BARRIER, RELEASE], 0),
         ([BARRIER, STORE, "red.global.gpu.acq_rel.add.u32 [%rd3], 1;"], 1),
         ([STORE, "atom.global.gpu.relaxed.add.u32 %r1, [%rd3], 1;"], 0),
-        ([RELEASE], 0),
+        (["atom.global.gpu.release.exch.b64 %rd2, [%rd3], %rd4;"], 0),
+        ([RELEASE], 1),
+        ([BARRIER, RELEASE], 0),
+        ([RELEASE, BARRIER], 1),
     ],
 )
 def test_release_needs_a_barrier_behind_the_stores_of_other_threads(
