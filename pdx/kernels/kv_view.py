@@ -40,8 +40,12 @@ def triton_dtype(dtype: torch.dtype) -> tl.dtype:
     return _TRITON[dtype]
 
 
-def check_float8(capability: tuple[int, int]) -> None:
-    """Refuse float8 KV on a GPU of this compute capability, when a rank starts.
+def check_float8(
+    capability: tuple[int, int],
+    what: str = "float8 KV",
+    hint: str = "use the model's dtype for the KV cache",
+) -> None:
+    """Refuse float8 on a GPU of this compute capability, when a rank starts.
 
     Raises:
         ConfigError: it is older than sm_90.
@@ -49,6 +53,6 @@ def check_float8(capability: tuple[int, int]) -> None:
     if capability < _FLOAT8_CAPABILITY:
         major, minor = capability
         raise ConfigError(
-            f"float8 KV needs a GPU of compute capability 9.0 or newer, not {major}.{minor}",
-            hint="use the model's dtype for the KV cache",
+            f"{what} needs a GPU of compute capability 9.0 or newer, not {major}.{minor}",
+            hint=hint,
         )

@@ -28,7 +28,7 @@ from pdx.runner.model_runner import ModelRunner
 from pdx.runner.progress import HostProgress, KernelProgress, Progress
 from pdx.weights.load import load_parameters
 
-__all__ = ["serve"]
+__all__ = ["check_weights", "serve"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT8 = "float8"
@@ -49,6 +49,8 @@ def serve(channel: Channel) -> None:
     ops = ops_for(config.device)
     device = open_device(config, staged=ops.reads_device_batch)
     kv_dtype = _kv_dtype(config, model_config, ops)
+    if config.device != "cpu":
+        check_weights(model_config, torch.cuda.get_device_capability())
     tp = join_group(config, device.torch_device)
     with _told_of_memory(device):
         model, drafter = _load(config, model_config, ops, tp, device, _reporter(channel))
@@ -133,6 +135,23 @@ def _kv_dtype(config: RankConfig, model_config: ModelConfig, ops: Ops) -> torch.
     if config.device != "cpu":
         check_float8(torch.cuda.get_device_capability())
     return torch.uint8 if model_config.mla is not None else torch.float8_e4m3fn
+
+
+def check_weights(model_config: ModelConfig, capability: tuple[int, int]) -> None:
+    """Before a GPU rank loads for minutes what its kernels do not compile for.
+
+    Raises:
+        ConfigError: weights are in float8, and the GPU is older than sm_90.
+    """
+    if model_config.quantization is None:
+        return
+    from pdx.kernels.kv_view import check_float8  # only ranks with kernels want Triton
+
+    check_float8(
+        capability,
+        "a checkpoint with float8 weights",
+        "take one in bfloat16, or use --device cpu, which dequantises the weights",
+    )
 
 
 def _load(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,14 @@ import msgspec
 import pytest
 
 from pdx.config.model import ModelConfig
+from pdx.config.quantization import Float8Blocks
 from pdx.errors import CheckpointError, ConfigError, InternalError, PdxError, ProtocolError
 from pdx.kv.geometry import kv_layout, num_pages_in
 from pdx.request.batch import Batch
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, recv_frame
 from pdx.request.rank import FromRank, RankConfig, RankLoading, RankReady
 from pdx.runner.channel import Channel
-from pdx.runner.process import serve
+from pdx.runner.process import check_weights, serve
 from tests.runner.rank_process import rank_config
 
 EMPTY_BATCH = Batch(pass_idx=1, starts=[], steps=[], removes=[])
@@ -123,3 +125,18 @@ def test_channel_ends_the_process_when_the_primary_is_gone(
     assert ended.value.code == 0
     with pytest.raises(SystemExit):
         channel.send(RankLoading(done_bytes=0, total_bytes=1))
+
+
+def test_float8_weights_are_refused_where_kernels_over_them_do_not_compile(
+    tiny_llama: Path,
+) -> None:
+    plain = ModelConfig.load(tiny_llama)
+    float8 = dataclasses.replace(plain, quantization=Float8Blocks(num_rows=128, num_columns=128))
+    check_weights(plain, (8, 0))
+    check_weights(float8, (9, 0))
+    with pytest.raises(
+        ConfigError, match=r"float8 weights needs .* 9\.0 or newer, not 8\.0"
+    ) as told:
+        check_weights(float8, (8, 0))
+    assert told.value.hint is not None
+    assert "--device cpu" in told.value.hint
