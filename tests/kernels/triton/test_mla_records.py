@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_kv_append import mla_kv_append
-from pdx.kernels.mla_record import record_bytes
+from pdx.kernels.mla_record import LatentParts, record_bytes
 from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.mla_attention import mla_attention
 from pdx.kernels.reference.mla_record import pack_records, unpack_records
@@ -122,6 +122,9 @@ def test_append_stores_latents_and_turned_keys(
         unwritten = torch.ones(7, 16, dtype=torch.bool)
         unwritten[pages, offsets] = False
         assert bool((actual[unwritten] == POISON).all())
+        # Others read these records too: a scale is the largest value's, not any that fits.
+        scales, theirs = (LatentParts.of(x, latent_dim).scale for x in (actual, expected))
+        torch.testing.assert_close(scales[pages, offsets], theirs[pages, offsets])
         actual, expected = (
             unpack_records(x[pages, offsets][None], latent_dim) for x in (actual, expected)
         )
