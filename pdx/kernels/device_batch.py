@@ -20,7 +20,7 @@ __all__ = ["DeviceBatch", "DevicePart", "PartTables", "PassTables", "host_arrays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTables:
-    """The spans of one token and the others, by their rows in the whole pass."""
+    """The steps (``PagedSpan.is_step``) and the others, by their rows in the whole pass."""
 
     steps: PageTables
     chunks: PageTables
@@ -30,8 +30,9 @@ class PassTables:
         """Those of a batch: its own, or copies of the host's."""
         if isinstance(batch, DeviceBatch):
             return batch.tables
-        steps = [span for span in batch.spans if span.num_tokens == 1]
-        return cls(steps=PageTables.of(steps, device), chunks=PageTables.of(batch.chunks, device))
+        steps = [span for span in batch.spans if span.is_step]
+        chunks = [span for span in batch.spans if not span.is_step]
+        return cls(steps=PageTables.of(steps, device), chunks=PageTables.of(chunks, device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def host_arrays(batch: PagedBatch) -> dict[str, Tensor]:
         span.start: start for span, start in zip(batch.spans, table_starts.tolist(), strict=True)
     }
     for name, part in (("steps", batch.decode_part), ("chunks", batch.chunk_part)):
-        whole = [s for s in batch.spans if (s.num_tokens == 1) == (name == "steps")]
+        whole = [s for s in batch.spans if s.is_step == (name == "steps")]
         context_lens = [span.context_len for span in whole]
         arrays |= {
             f"{name}.rows": part.rows,
@@ -115,12 +116,12 @@ def on_device(batch: PagedBatch, arrays: Mapping[str, Tensor]) -> DeviceBatch:
         end = begin + len(span.page_indices)
         spans.append(replace(span, page_indices=arrays["page_indices"][begin:end]))
         begin = end
-    steps = [span for span in spans if span.num_tokens == 1]
-    chunks = [span for span in spans if span.num_tokens > 1]
+    steps = [span for span in spans if span.is_step]
+    chunks = [span for span in spans if not span.is_step]
     return DeviceBatch(
         spans=tuple(spans),
         decode_steps=batch.decode_steps,
-        chunks=tuple(chunks),
+        chunks=tuple(span for span in spans if span.num_tokens > 1),
         token_pages=arrays["token_pages"],
         token_offsets=arrays["token_offsets"],
         tables=PassTables(

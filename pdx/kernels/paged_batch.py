@@ -9,7 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["BatchPart", "DecodeSteps", "PagedBatch", "PagedSpan"]
+__all__ = ["STEP_ROWS", "BatchPart", "DecodeSteps", "PagedBatch", "PagedSpan"]
+
+#: Rows of a step at most: a token, and a draft.
+STEP_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,11 @@ class PagedSpan:
     context_len: int
     #: The pages that hold the context, in order; int64 [ceil(context_len / S)].
     page_indices: Tensor
+
+    @property
+    def is_step(self) -> bool:
+        """A token, or a token and the draft behind it: little work, over all of a context."""
+        return self.num_tokens <= STEP_ROWS
 
     @property
     def rows(self) -> slice:
@@ -119,13 +127,13 @@ class PagedBatch:
     # so that they are made once a pass.
     @cached_property
     def decode_part(self) -> BatchPart:
-        """The spans of one token."""
-        return self._part(tuple(span for span in self.spans if span.num_tokens == 1))
+        """The steps, with a draft or without: spans of :data:`STEP_ROWS` tokens at most."""
+        return self._part(tuple(span for span in self.spans if span.is_step))
 
     @cached_property
     def chunk_part(self) -> BatchPart:
         """The others."""
-        return self._part(self.chunks)
+        return self._part(tuple(span for span in self.spans if not span.is_step))
 
     def _part(self, spans: tuple[PagedSpan, ...]) -> BatchPart:
         rows: list[int] = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pdx.config.model import ModelConfig
 from pdx.kernels.device_batch import host_arrays, on_device
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.paged_batch import STEP_ROWS, PagedBatch
 from pdx.kv.layout import KvLayout
 from pdx.models.registry import CausalLM
 from pdx.models.sharding import TpGroup
@@ -65,7 +65,7 @@ class ModelRunner:
         Publishes nothing.
         """
         scratch = torch.zeros_like(self._kv[:, :1], memory_format=torch.contiguous_format)
-        lengths = (1, min(2, self._layout.page_size)) if scratch.is_cuda else (1,)
+        lengths = (1, min(STEP_ROWS + 1, self._layout.page_size)) if scratch.is_cuda else (1,)
         for num_tokens in lengths:
             tokens = torch.arange(num_tokens)
             paged = PagedBatch.build(self._layout.page_size, [(0, num_tokens, [0])])

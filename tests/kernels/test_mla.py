@@ -75,11 +75,13 @@ def test_append_turns_the_shared_key_by_its_pairs(interleaved: bool) -> None:
 
 
 def test_parts_of_a_batch_are_its_steps_and_its_chunks() -> None:
-    batch = batch_of([(0, 3), (5, 1), (2, 2), (0, 1)])
+    """A step with a draft is a step: its context's keys and values are not made for two rows."""
+    batch = batch_of([(0, 3), (5, 1), (2, 2), (4, 3), (0, 1)])
     steps, chunks = batch.decode_part, batch.chunk_part
-    assert steps.rows.tolist() == [3, 6]
-    assert chunks.rows.tolist() == [0, 1, 2, 4, 5]
+    assert steps.rows.tolist() == [3, 4, 5, 9]
+    assert chunks.rows.tolist() == [0, 1, 2, 6, 7, 8]
     assert [span.start for span in chunks.batch.spans] == [0, 3]
-    assert [span.context_len for span in steps.batch.spans] == [6, 1]
+    assert [span.start for span in steps.batch.spans] == [0, 1, 3]
+    assert [span.context_len for span in steps.batch.spans] == [6, 4, 1]
     assert torch.equal(chunks.batch.token_pages, batch.token_pages[chunks.rows])
     assert batch.chunk_part is chunks
