@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ __all__ = ["LogitRules"]
 _FLOAT32 = torch.finfo(torch.float32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LogitRules:
     """One request's rules; immutable, so that a step may be repeated."""
 
@@ -35,8 +36,11 @@ class LogitRules:
     prompt_ids: Tensor
     #: int64 ids that ``min_tokens`` holds back.
     stop_ids: Tensor
-    #: The same for a device.
-    listed: RuleList
+
+    @cached_property
+    def listed(self) -> RuleList:
+        """The same for a device; ranks that draw on the host never ask."""
+        return RuleList.of(self.sampling, self.bias_ids, self.bias, self.prompt_ids, self.stop_ids)
 
     @classmethod
     def of(
@@ -65,7 +69,6 @@ class LogitRules:
             bias=bias,
             prompt_ids=seen,
             stop_ids=stop_ids,
-            listed=RuleList.of(sampling, bias_ids, bias, seen, stop_ids),
         )
 
     def apply(self, row: Tensor, output_ids: Sequence[int]) -> Tensor:

@@ -1,8 +1,8 @@
 """Requests' rules as lists of tokens, which ``apply_rules`` takes. The rank's main thread.
 
-What a prompt and the parameters settle is listed once, when the request starts; a step adds what
-the output has in the meantime. All requests of a step at once, and in numpy: with an operation for
-each request and column, the host would be slower than the device that waits for it.
+What a prompt and the parameters settle is listed once, in the request's first step; a step adds
+what the output has in the meantime. All requests of a step at once, and in numpy: with an operation
+for each request and column, the host would be slower than the device that waits for it.
 """
 
 from __future__ import annotations
