@@ -158,18 +158,15 @@ class StepLoop:
         while True:
             self._woken.clear()  # whatever changes from here on is looked at, or wakes us
             self._scheduler.hash_some()  # the role may admit nobody now
-            if self._is_long_slice():
-                await self._end_slice()
+            await self._end_a_long_slice()
             self._role.admit()
-            if self._is_long_slice():
-                await self._end_slice()
+            await self._end_a_long_slice()
             scheduled = self._scheduler.schedule()
             if scheduled is None:
                 await self._wait_for_news()
                 continue
             self._role.before_pass(scheduled)
-            if self._is_long_slice():
-                await self._end_slice()
+            await self._end_a_long_slice()
             start_s = now_s()
             watchdog.begin(start_s)
             output = await self._run_ranks(scheduled.batch)
@@ -189,14 +186,11 @@ class StepLoop:
         await (asyncio.sleep(0) if self._scheduler.is_hashing else self._woken.wait())
         self._slice_began_s = now_s()
 
-    def _is_long_slice(self) -> bool:
-        """We have had the event loop for more than a moment."""
-        return now_s() - self._slice_began_s > _SLICE_S
-
-    async def _end_slice(self) -> None:
-        """Let others have the event loop."""
-        await asyncio.sleep(0)
-        self._slice_began_s = now_s()
+    async def _end_a_long_slice(self) -> None:
+        """Let others have the event loop, unless we have had it for a moment only."""
+        if now_s() - self._slice_began_s > _SLICE_S:
+            await asyncio.sleep(0)
+            self._slice_began_s = now_s()
 
     async def _run_ranks(self, batch: Batch) -> StepOutput:
         """Prompts that came meanwhile are hashed while the ranks compute."""
