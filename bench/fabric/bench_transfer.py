@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from pathlib import Path
 
@@ -103,12 +102,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.12)
     parser.add_argument("--ahead", type=int, default=1)
-    parser.add_argument(
-        "--boost", action="store_true", help="run all systems before other work (root)"
-    )
     arguments = parser.parse_args()
-    if arguments.boost:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     arguments.sizes = tuple(arguments.sizes)
     for provider in arguments.fabric:
         for figure in measure(provider, arguments):
