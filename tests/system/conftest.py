@@ -16,6 +16,7 @@ import pytest
 from pdx.config.engine import EngineConfig
 from pdx.engine.colocated import ColocatedEngine
 from pdx.engine.loading import load_model
+from pdx.fabric import open_fabric
 from pdx.request.request import SamplingParams
 from tests.system.cluster import Cluster
 from tests.system.nodes import Decoder, Prefiller, decoder, prefiller
@@ -26,6 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.xdist_group("nodes"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def swept_shared_memory() -> Iterator[None]:
+    """What nodes leave in /dev/shm that tests kill goes as it does for users: with the next fabric
+    over shm.
+    """
+    yield
+    open_fabric(provider="shm").close()
 
 
 class Generate(Protocol):

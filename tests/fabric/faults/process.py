@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def reset_connections(side: Any) -> int:
     """Break every TCP connection of the process: its peers get a reset. Returns how many."""
-    return sum(_reset(number) for number in _sockets())
+    return sum(_reset(connection) for connection in _connections())
 
 
 def congestion_controls(side: Any) -> set[str]:
     """What paces the process's TCP connections, listeners aside."""
-    found = (_congestion_control(number) for number in _sockets())
-    return {name for name in found if name is not None}
+    return {_congestion_control(connection) for connection in _connections()}
 
 
 def default_congestion_control() -> str:
@@ -55,10 +55,25 @@ def resident_bytes(side: Any) -> int:
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
-def _sockets() -> list[int]:
-    """Looks at names only: a worker may open a file of its own at this moment."""
-    entries = Path("/proc/self/fd").iterdir()
-    return [int(entry.name) for entry in entries if _target(entry).startswith("socket:")]
+def _connections() -> Iterator[socket.socket]:
+    """Copies of the TCP connections. What is no socket is known by its name, because a worker may
+    open a file of its own at this moment.
+    """
+    for entry in Path("/proc/self/fd").iterdir():
+        if _target(entry).startswith("socket:"):
+            with socket.socket(fileno=os.dup(int(entry.name))) as sock:
+                if _is_connection(sock):
+                    yield sock
+
+
+def _is_connection(sock: socket.socket) -> bool:
+    if sock.type != socket.SOCK_STREAM or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        sock.getpeername()
+    except OSError:  # it listens
+        return False
+    return True
 
 
 def _target(entry: Path) -> str:
@@ -83,25 +98,12 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def _reset(number: int) -> bool:
-    """Whether it was a TCP connection. Connecting it to no address is what resets it."""
-    with socket.socket(fileno=os.dup(number)) as sock:
-        if sock.type != socket.SOCK_STREAM or sock.family not in (socket.AF_INET, socket.AF_INET6):
-            return False
-        try:
-            sock.getpeername()
-        except OSError:  # it listens
-            return False
-        nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
-        return bool(_LIBC.connect(sock.fileno(), nowhere, len(nowhere)) == 0)
+def _reset(connection: socket.socket) -> bool:
+    """Connecting it to no address is what resets it."""
+    nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
+    return bool(_LIBC.connect(connection.fileno(), nowhere, len(nowhere)) == 0)
 
 
-def _congestion_control(number: int) -> str | None:
-    """None: not a TCP connection."""
-    with socket.socket(fileno=os.dup(number)) as sock:
-        if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
-            return None
-        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return None
-        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        return name.rstrip(b"\0").decode()
+def _congestion_control(connection: socket.socket) -> str:
+    name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return name.rstrip(b"\0").decode()
