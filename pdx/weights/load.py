@@ -16,6 +16,7 @@ from pdx.weights.float8 import dequantised
 from pdx.weights.index import WeightIndex
 from pdx.weights.kept_float8 import kept_scales
 from pdx.weights.kv_scales import load_kv_scales
+from pdx.weights.memory import ParameterMemory
 
 __all__ = ["load_parameters"]
 
@@ -101,7 +102,6 @@ class _Values:
         in_float8: Collection[str],
     ) -> None:
         self._model = model
-        self._device = device
         self._made: dict[str, torch.Tensor] = {}
         self._empty = {
             name: (
@@ -111,15 +111,15 @@ class _Values:
             for name, parameter in model.named_parameters()
         }
         self.done_bytes = 0
-        self.total_bytes = sum(
-            shape.numel() * own_dtype.itemsize for shape, own_dtype in self._empty.values()
-        )
+        sizes = [shape.numel() * own_dtype.itemsize for shape, own_dtype in self._empty.values()]
+        self.total_bytes = sum(sizes)
+        self._memory = ParameterMemory(sizes, device)
 
     def fill(self, name: str, part: StoredPart, value: torch.Tensor) -> None:
         """Copy a part to its place."""
         if name not in self._made:
             shape, dtype = self._empty[name]
-            self._made[name] = made = torch.empty(shape, dtype=dtype, device=self._device)
+            self._made[name] = made = self._memory.empty(shape, dtype)
             owner, leaf = _owner(self._model, name)
             setattr(owner, leaf, nn.Parameter(made, requires_grad=False))
         place = self._made[name][part.target]
