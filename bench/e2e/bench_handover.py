@@ -1,5 +1,6 @@
 """One 2,000-token prompt on two nodes: how much of the transfer hides behind the prefill, and how
-long the handover from the last prefill layer to the first token takes, beside a decode step.
+long the handover from the last prefill layer to the first token takes, beside a decode step and
+beside the pass that it ends with: the first after an idle time, its weights no longer in a cache.
 
 Needs the demo's model (`scripts/demo` makes it). Both nodes run on this machine, so their clocks
 agree. `--toy`: a short prompt, once, and no row.
@@ -15,6 +16,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,19 +69,33 @@ def ask(url: str, prompt: list[int], max_tokens: int) -> tuple[dict[str, float],
     return timeline, [b - a for a, b in itertools.pairwise(arrivals)]
 
 
-def measure(fabric: str, prompt_len: int, rounds: int, chunk: int) -> dict[str, object]:
+def first_passes_s(trace: Path) -> list[float]:
+    """What the pass that samples the first token took, of each request in a decoder's trace."""
+    events = json.loads(trace.read_text())
+    passes = [event for event in events if event["name"] == "pass"]
+    begun = [
+        event["ts"] for event in events if event["name"] == "first step" and event["ph"] == "b"
+    ]
+    return [next(p["dur"] * 1e-6 for p in passes if p["ts"] >= ts) for ts in begun]
+
+
+def measure(
+    fabric: str, prompt_len: int, rounds: int, chunk: int, trace: Path
+) -> dict[str, object]:
     """Medians over the rounds, in ms."""
     common = ["--dtype", "bfloat16", "--fabric", fabric, "--kv-memory", "512M", "--threads", "1"]
     runs: list[dict[str, float]] = []
     with (
         node("prefill", "--model", str(MODEL), "--chunk", str(chunk), *common) as peer,
-        node("decode", "--peer", peer, *common) as url,
+        node("decode", "--peer", peer, "--trace", str(trace), *common) as url,
     ):
         for number in range(rounds + 1):
             prompt = [1 + (i * 7919 + number * 104729) % 49000 for i in range(prompt_len)]
             timeline, gaps = ask(url, prompt, 17)
             if number:  # the first one warms up
                 runs.append(timeline | {"step_s": statistics.median(gaps)})
+    for run, pass_s in zip(runs, first_passes_s(trace)[1:], strict=True):
+        run["first_pass_s"] = pass_s
     return {
         "fabric": fabric,
         "model": MODEL.name,
@@ -93,6 +109,10 @@ def measure(fabric: str, prompt_len: int, rounds: int, chunk: int) -> dict[str, 
         "prefill_ms": _ms(runs, lambda r: r["last_layer_s"] - r["prefill_start_s"]),
         "arrival_after_last_layer_ms": _ms(runs, lambda r: r["arrived_s"] - r["last_layer_s"]),
         "handover_ms": _ms(runs, lambda r: r["first_token_s"] - r["last_layer_s"]),
+        "first_pass_ms": _ms(runs, lambda r: r["first_pass_s"]),
+        "handover_less_first_pass_ms": _ms(
+            runs, lambda r: r["first_token_s"] - r["last_layer_s"] - r["first_pass_s"]
+        ),
         "decode_step_ms": _ms(runs, lambda r: r["step_s"]),
     }
 
@@ -111,7 +131,9 @@ def main() -> None:
         raise SystemExit(f"{MODEL} is missing: run scripts/demo once")
     for fabric in ("tcp", "shm"):
         prompt_len, rounds = (100, 1) if arguments.toy else (2000, arguments.rounds)
-        figures = measure(fabric, prompt_len, rounds, chunk=512)
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "trace.json"
+            figures = measure(fabric, prompt_len, rounds, 512, trace)
         print(json.dumps(figures, indent=1))
         if not arguments.toy:
             print(f"row added to {append_row('handover', figures).relative_to(ROOT)}")
