@@ -5,13 +5,12 @@ Runs on the primary's event loop, like the other nodes.
 
 from __future__ import annotations
 
-import asyncio
-
 from pdx.config.node import ServerConfig
 from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend_bridge import FrontendBridge
 from pdx.engine.loading import LoadedModel
 from pdx.engine.step_loop import StepLoop
+from pdx.engine.tasks import run_until_one_fails
 from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
@@ -53,20 +52,12 @@ class ColocatedNode:
         Raises:
             PdxError: a process of the node failed; the node must stop.
         """
-        tasks = [
-            asyncio.create_task(self._loop.run()),
-            asyncio.create_task(self._watch_rank()),
-            asyncio.create_task(self._bridge.serve()),
-            asyncio.create_task(self._bridge.report(self.status)),
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await run_until_one_fails(
+            self._loop.run(),
+            self._watch_rank(),
+            self._bridge.serve(),
+            self._bridge.report(self.status),
+        )
 
     async def drain(self) -> None:
         """Take nothing new; return when all that runs has ended."""

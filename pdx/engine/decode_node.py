@@ -22,6 +22,7 @@ from pdx.engine.peer import PeerConnector
 from pdx.engine.peers import Peers
 from pdx.engine.recovery import Ask, Decision, Place, decide
 from pdx.engine.step_loop import StepLoop
+from pdx.engine.tasks import run_until_one_fails
 from pdx.engine.transfer_log import TransferLog
 from pdx.errors import CapacityError, InvalidRequest, RequestError
 from pdx.fabric import FabricOptions, open_fabric
@@ -118,21 +119,13 @@ class DecodeNode:
         Raises:
             PdxError: a process of the node failed, or no peer takes us; the node must stop.
         """
-        tasks = [
-            asyncio.create_task(self._loop.run()),
-            asyncio.create_task(self._watch_rank()),
-            asyncio.create_task(self._bridge.serve()),
-            asyncio.create_task(self._bridge.report(self.status)),
-            asyncio.create_task(self.peers.run()),
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        await run_until_one_fails(
+            self._loop.run(),
+            self._watch_rank(),
+            self._bridge.serve(),
+            self._bridge.report(self.status),
+            self.peers.run(),
+        )
 
     async def drain(self) -> None:
         """Take nothing new; return when all that runs has ended."""

@@ -22,6 +22,7 @@ import numpy as np
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.status_page import answer_http, is_http, prefiller_pages
 from pdx.engine.step_loop import StepLoop
+from pdx.engine.tasks import run_until_one_fails
 from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerLost
 from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Use
@@ -129,15 +130,7 @@ class PrefillNode:
         Raises:
             PdxError: the rank failed; the node must stop.
         """
-        loop = asyncio.create_task(self._loop.run())
-        death = asyncio.create_task(self._loaded.ranks.died())
-        try:
-            await asyncio.wait([loop, death], return_when=asyncio.FIRST_COMPLETED)
-            loop.result() if loop.done() else None
-            raise death.result()
-        finally:
-            for task in (loop, death):
-                task.cancel()
+        await run_until_one_fails(self._loop.run(), self._watch_rank())
 
     async def drain(self) -> None:
         """Take nothing new; return when each decoder has all that it asked for, and has left."""
@@ -161,6 +154,9 @@ class PrefillNode:
             await asyncio.wait(waits, timeout=_STOP_S)
         await self._listener.end()
         self._hub.close()
+
+    async def _watch_rank(self) -> None:
+        raise await self._loaded.ranks.died()
 
     # ---- links ----------------------------------------------------------------------------
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pdx.fabric.descriptor import LinkAddress
 from pdx.fabric.simulated.region import Region
-from pdx.fabric.simulated.transfer import Transfer, Write
+from pdx.fabric.simulated.transfer import Range, Transfer, Write
 
 __all__ = ["Lane", "Link", "LinkState", "OpKind", "Operation", "OwnEnd", "PeerEnd"]
 
@@ -137,6 +138,12 @@ class Link:
         self.lanes_of = [
             [lane for lane in self.lanes if lane.own == domain] for domain in range(len(self.own))
         ]
+
+    def armed_ranges(self) -> Iterator[tuple[list[Range], list[Range]]]:
+        """What each batch of our transfers reads here, and what it writes at the peer."""
+        for transfer in self.transfers.values():
+            for batch in transfer.batches:
+                yield batch.ranges()
 
     def take_lane(self, refused: set[int]) -> Lane | None:
         """The next lane in turn whose credit and limits allow one more write, but the refused."""

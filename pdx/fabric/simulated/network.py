@@ -165,15 +165,10 @@ class SimulatedNetwork:
         """
         for endpoint in self.node(name).endpoints:
             for flight in endpoint.inbound:
-                write = flight.operation.write
-                if write is not None:
-                    yield [(piece.dst_offset, piece.num_bytes) for piece in write.pieces]
+                yield flight.ranges()[1]
             for end in endpoint.link.peer_ends:
-                source = self._endpoints.get(end.name)
-                transfers = () if source is None else source.link.transfers.values()
-                for transfer in transfers:
-                    for batch in transfer.batches:
-                        yield batch.ranges()[1]
+                if (source := self._endpoints.get(end.name)) is not None:
+                    yield from (target for _, target in source.link.armed_ranges())
 
     def pending_sources(self, name: str) -> Iterator[list[Range]]:
         """Where writes can still read a node's regions: what is posted and not read yet, and what
@@ -182,12 +177,9 @@ class SimulatedNetwork:
         node = self.node(name)
         for endpoint in (*node.endpoints, *node.pulled_from):
             for flight in endpoint.outbound:
-                write = flight.operation.write
-                if write is not None and flight.data is None and not flight.lost:
-                    yield [(piece.src_offset, piece.num_bytes) for piece in write.pieces]
-            for transfer in endpoint.link.transfers.values():
-                for batch in transfer.batches:
-                    yield batch.ranges()[0]
+                if flight.data is None and not flight.lost:
+                    yield flight.ranges()[0]
+            yield from (source for source, _ in endpoint.link.armed_ranges())
 
     # ---- faults ---------------------------------------------------------------------------------
 
@@ -321,30 +313,10 @@ class SimulatedNetwork:
             source.node.backlog.append(partial(self._land, flight))
             return
         if flight.operation.kind is OpKind.WRITE:
-            self._land_bytes(flight)
+            landing = flight.land(self.memory)
+            if self.on_landing is not None:
+                self.on_landing(landing)
         self.defer(target.node, self._draw(self.conditions.imm_ns), self._deliver, flight)
-
-    def _land_bytes(self, flight: Flight) -> None:
-        source, target, write = flight.source, flight.target, flight.operation.write
-        assert write is not None
-        self._read(flight)
-        assert flight.data is not None
-        region, view = target.link.region, self.memory.view
-        for (_, offset, num_bytes), data in zip(write.pieces, flight.data, strict=True):
-            view(region.address(offset, num_bytes), num_bytes)[:] = data
-        if self.on_landing is not None:
-            imm = flight.operation.imm
-            self.on_landing(Landing(source.node.name, target.node.name, target.link.id, imm, write))
-
-    def _read(self, flight: Flight) -> None:
-        """Take the source's bytes, as late as the provider may."""
-        write = flight.operation.write
-        if flight.data is None and write is not None:
-            region, view = flight.source.link.region, self.memory.view
-            flight.data = [
-                bytes(view(region.address(offset, num_bytes), num_bytes))
-                for offset, _, num_bytes in write.pieces
-            ]
 
     def _deliver(self, flight: Flight) -> None:
         """The target's worker sees it."""
@@ -376,7 +348,7 @@ class SimulatedNetwork:
             return
         flight.reported = True
         if not flight.lost:
-            self._read(flight)
+            flight.read(self.memory)
         self._forget(flight)
         flight.source.worker.on_complete(flight.operation, flight.code)
 

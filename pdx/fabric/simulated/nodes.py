@@ -1,4 +1,4 @@
-"""What a simulated room consists of: nodes, endpoints, paths, and what is on its way. Data only;
+"""What a simulated room consists of: nodes, endpoints, paths, and what is on its way.
 SimulatedNetwork owns and changes all of it.
 """
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pdx.fabric.interface import Provider
 from pdx.fabric.simulated.link import Link, Operation
-from pdx.fabric.simulated.transfer import Write
+from pdx.fabric.simulated.memory import AddressSpace
+from pdx.fabric.simulated.transfer import Range, Write
 
 if TYPE_CHECKING:
     from pdx.fabric.simulated.worker import Worker
@@ -78,6 +79,34 @@ class Flight:
     reported: bool = False
     delivered: bool = False
     lost: bool = False
+
+    def read(self, memory: AddressSpace) -> None:
+        """Take the source's bytes, as late as the provider may."""
+        write = self.operation.write
+        if self.data is None and write is not None:
+            region, view = self.source.link.region, memory.view
+            self.data = [
+                bytes(view(region.address(offset, num_bytes), num_bytes))
+                for offset, _, num_bytes in write.pieces
+            ]
+
+    def land(self, memory: AddressSpace) -> Landing:
+        """A write's bytes come to their places."""
+        source, target, write = self.source, self.target, self.operation.write
+        self.read(memory)
+        assert write is not None and self.data is not None
+        region, view = target.link.region, memory.view
+        for (_, offset, num_bytes), data in zip(write.pieces, self.data, strict=True):
+            view(region.address(offset, num_bytes), num_bytes)[:] = data
+        imm = self.operation.imm
+        return Landing(source.node.name, target.node.name, target.link.id, imm, write)
+
+    def ranges(self) -> tuple[list[Range], list[Range]]:
+        """What a write reads and what it writes; of another operation nothing."""
+        write = self.operation.write
+        pieces = () if write is None else write.pieces
+        sources = [(piece.src_offset, piece.num_bytes) for piece in pieces]
+        return sources, [(piece.dst_offset, piece.num_bytes) for piece in pieces]
 
 
 @dataclass(slots=True)
