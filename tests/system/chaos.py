@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.oracle.transformers_oracle import Continuation, Oracle
-from tests.system.nodes import Call, Decoder, Prefiller, decoder, prefiller, wait_until
+from tests.system.calls import Call
+from tests.system.nodes import Decoder, Prefiller, decoder, prefiller, wait_until
 from tests.system.prompts import prompt_of
 
 __all__ = ["KINDS", "Chaos"]

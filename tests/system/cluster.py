@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.oracle.transformers_oracle import Oracle
-from tests.system.nodes import Call, Decoder, Prefiller, decoder, prefiller, wait_until
+from tests.system.calls import Call
+from tests.system.nodes import Decoder, Prefiller, decoder, prefiller, wait_until
 
 __all__ = ["CHUNK", "LAYERS", "NUM_PAGES", "PAGE", "Cluster"]
 

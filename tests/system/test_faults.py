@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.transformers_oracle import Oracle
+from tests.system.calls import Call
 from tests.system.cluster import Cluster
 from tests.system.nodes import (
-    Call,
     Prefiller,
     decoder,
     end,

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.transformers_oracle import Oracle
+from tests.system.calls import Call
 from tests.system.cluster import CHUNK, Cluster
-from tests.system.nodes import Call, Decoder, Prefiller, decoder, prefiller, wait_until
+from tests.system.nodes import Decoder, Prefiller, decoder, prefiller, wait_until
 from tests.system.prompts import prompt_of
 
 #: Long, for a machine that is busy; nobody waits for its end.
