@@ -83,10 +83,11 @@ class FaultDriver:
         return None
 
     def _kill(self, name: str) -> Callable[[], None] | None:
-        if self._history.nodes[name].process.dead:
+        running = self._history.nodes[name]
+        if running.process.dead:
             return None
         self._history.kill_node(name)
-        return partial(self._history.start_node, name)
+        return partial(self._start_again, running)
 
     def _restart(self, name: str) -> Callable[[], None] | None:
         """A clean stop; the process is gone when its node has stopped, or at the fault's end."""
@@ -104,6 +105,7 @@ class FaultDriver:
         return partial(self._start_again, running)
 
     def _start_again(self, running: RunningNode) -> None:
+        """Unless another fault's end has done so."""
         if not running.process.dead:
             self._history.kill_node(running.name)
         if self._history.nodes[running.name] is running:

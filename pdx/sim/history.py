@@ -201,7 +201,8 @@ class History:
     # ---- nodes come and go ----------------------------------------------------------------
 
     def start_node(self, name: str) -> None:
-        """A new process of this name."""
+        """A new process of this name; the one before is dead."""
+        assert name not in self.nodes or self.nodes[name].process.dead
         self._lives[name] += 1
         running = RunningNode(self.room, name, self._lives[name])
         self.nodes[name] = running

@@ -53,6 +53,11 @@ def test_thousands_of_histories_break_nothing() -> None:
     check(range(10_000, 12_000), ScenarioOptions())
 
 
+def test_a_node_that_is_killed_while_it_restarts_is_started_once() -> None:
+    options = ScenarioOptions(only_requests=(12, 14), only_faults=(1, 4))
+    check(range(10_612, 10_613), options)
+
+
 @pytest.mark.parametrize("kind", list(FaultKind))
 def test_no_kind_of_fault_breaks_an_invariant(kind: FaultKind) -> None:
     options = ScenarioOptions(faults=(kind,))
