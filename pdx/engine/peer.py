@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused
+from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused, ProtocolError
 from pdx.messenger.control import Address, connect
 from pdx.messenger.decode_link import DecodeLink, DecodeLinkOwner
 from pdx.messenger.decode_side import TransferTimeouts
@@ -43,18 +43,24 @@ async def describe_with_patience(
     on_wait: Callable[[str], None],
     secret: bytes | None = None,
 ) -> Description:
-    """Ask prefillers what they serve, waiting until one is there.
+    """Ask prefillers what they serve, waiting until one is there that tells us.
 
     Raises:
         PeerLost: none was there for ``timeout_s`` seconds.
-        PeerError: what is there is no prefiller of this protocol.
+        PeerError: each refuses us, or is no prefiller of this protocol.
     """
     deadline = now_s() + timeout_s
     waits = backoffs()
+    willing = list(dict.fromkeys(addresses))
     while True:
-        for address in addresses:
+        for address in list(willing):
             try:
                 return await describe(address, timeout_s=_DESCRIBE_TIMEOUT_S, secret=secret)
+            except (PeerRefused, ProtocolError) as refusal:
+                willing.remove(address)
+                if not willing:
+                    raise
+                on_wait(f"without the prefiller at {address}: {refusal}")
             except PeerLost as lost:
                 error = lost
                 left_s = max(0.0, deadline - now_s())

@@ -132,17 +132,21 @@ class Peers:
         """Make the first link, waiting until a prefiller takes us; :meth:`run` makes the others.
 
         Raises:
-            PeerRefused: one refused us for good.
+            PeerRefused: all of them refused us for good.
             PeerError, FabricError: none worked for ``timeout_s`` seconds.
         """
         deadline = now_s() + timeout_s
         waits = backoffs()
+        willing = list(self._connectors)
         while True:
-            for connector in self._connectors:
+            for connector in list(willing):
                 try:
                     return await connector.connect_once()
-                except PeerRefused:
-                    raise
+                except PeerRefused as refusal:
+                    willing.remove(connector)
+                    if not willing:
+                        raise
+                    on_wait(f"{connector.address} refuses us: {refusal.message}")
                 except (PeerError, FabricError) as error:
                     failure = error
                     on_wait(f"connecting to {connector.address}: {error.message}")

@@ -140,6 +140,27 @@ def test_nodes_with_one_secret_serve(
     assert SECRET not in guarded.stderr() + node.stderr()
 
 
+@pytest.mark.timeout(400)  # four nodes start, on a machine that may be busy
+def test_a_decoder_ends_only_when_all_of_its_prefillers_refuse_it(
+    guarded: Prefiller,
+    any_prefiller: Prefiller,
+    tiny_llama: Path,
+    tmp_path: Path,
+    tiny_oracle: Oracle,
+    tiny_prompt_ids: list[int],
+) -> None:
+    """The first asks for a secret, the second computes in another type, the third takes it."""
+    host, port = local_address(guarded)
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    options = ["--dtype", "float32", "--no-local-fallback", *KV]
+    with prefiller(tiny_llama, tmp_path / "p.log", "--dtype", "bfloat16", *KV) as coarse:
+        peers = f"{host}:{port},{coarse.address},{any_prefiller.address}"
+        with decoder(peers, tmp_path / "d.log", *options) as node:
+            assert tiny_oracle.greedy(prompt, 16).agrees_with(node.complete(prompt, 16))
+            assert f"without the prefiller at {host}:{port}: " in node.stderr()
+            assert f"{coarse.address} refuses us: the two nodes do not match" in node.stderr()
+
+
 def test_a_proof_is_good_for_one_challenge_and_one_hello(guarded: Prefiller) -> None:
     """What was seen on another connection, or of another Hello, proves nothing."""
     address = local_address(guarded)
