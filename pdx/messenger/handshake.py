@@ -90,7 +90,7 @@ async def greet(
     way.
 
     Raises:
-        PeerRefused: with the prefiller's reason.
+        PeerRefused: for good, with the prefiller's reason.
         PeerLost, ProtocolError, FabricError: the link cannot be made (now).
     """
     offers: dict[str, FabricLink] = {
@@ -110,7 +110,8 @@ async def greet(
     try:
         answer = await _open(connection, hello, identity.secret)
         if isinstance(answer, Refuse):
-            raise PeerRefused(answer.reason, peer=link.peer)
+            refusal = PeerRefused if answer.for_good else PeerLost
+            raise refusal(answer.reason, peer=link.peer)
         if not isinstance(answer, Welcome) or answer.provider not in offers:
             raise ProtocolError(f"{link.peer} answered {type(answer).__name__}", peer=link.peer)
         chosen = offers.pop(answer.provider)
@@ -169,7 +170,9 @@ async def welcome(
     try:
         descriptor = link.open_data_path(provider, peer_descriptor)
     except FabricError as error:
-        connection.send(Refuse(reason=f"the data path ({provider}) cannot be opened: {error}"))
+        # Descriptors or /dev/shm may have run out: no reason for a decoder to end.
+        reason = f"the data path ({provider}) cannot be opened: {error}"
+        connection.send(Refuse(reason=reason, for_good=False))
         link.end(str(error))
         return None
     answer = Welcome(

@@ -117,9 +117,11 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
 
 
 class Refuse(msgspec.Struct, frozen=True, kw_only=True, tag="refuse"):
-    """The link is refused, for good."""
+    """The link is refused."""
 
     reason: str
+    #: False: only now, so that the decoder may try again.
+    for_good: bool = True
 
 
 class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):

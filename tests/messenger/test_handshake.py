@@ -178,27 +178,43 @@ async def test_whoever_begins_with_something_else_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hello", "reason"),
+    ("hello", "reason", "for_good"),
     [
         (
             msgspec.structs.replace(HELLO, protocol=PROTOCOL_VERSION - 1),
             f"protocol {PROTOCOL_VERSION - 1} of the decoder is not",
+            True,
         ),
         (
             msgspec.structs.replace(HELLO, descriptors=[("shm", b"x")]),
             "shared memory does not reach, the hosts differ",
+            True,
         ),
         (
             msgspec.structs.replace(HELLO, descriptors=[("tcp", b"x" * 64)]),
             r"the data path \(tcp\) cannot be opened",
+            False,
         ),
     ],
 )
-async def test_an_opening_that_cannot_be_served_is_refused(hello: Hello, reason: str) -> None:
+async def test_an_opening_that_cannot_be_served_is_refused(
+    hello: Hello, reason: str, for_good: bool
+) -> None:
     ended, answer = await opened_with(hello)
     assert ended is None
     assert isinstance(answer, Refuse)
     assert re.search(reason, answer.reason)
+    assert answer.for_good == for_good
+
+
+@pytest.mark.parametrize(("for_good", "error"), [(True, PeerRefused), (False, PeerLost)])
+async def test_only_a_refusal_for_good_ends_a_decoder(
+    for_good: bool, error: type[PeerError]
+) -> None:
+    """What else PeerConnector meets, it tries again."""
+    with pytest.raises(error, match="no descriptors are left") as raised:
+        await answered(lambda _, __: Refuse(reason="no descriptors are left", for_good=for_good))
+    assert type(raised.value) is error
 
 
 async def test_a_prefiller_that_cannot_describe_itself_says_why() -> None:
