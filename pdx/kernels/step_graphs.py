@@ -4,12 +4,13 @@ A replay has no Python, so its launches' arguments are what they were: what chan
 step (tokens, places, tables, the base of the progress word) is read from ``StepBuffers``, which one
 copy fills. A batch between two sizes is padded: padding appends nothing (its page is negative) and
 attends to nothing (it has no rows); what comes out of its rows is garbage that nobody reads, as no
-op mixes rows. A rank's main thread; the first capture compiles, so capture before serving.
+op mixes rows. A capture runs the step on nothing but padding. A rank's main thread; the first
+capture compiles, so capture before serving.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +19,24 @@ from torch import Tensor
 
 from pdx.kernels.device_batch import DeviceBatch, DevicePart, PartTables, PassTables
 from pdx.kernels.page_tables import PageTables
-from pdx.kernels.paged_batch import BatchPart, DecodeSteps
+from pdx.kernels.paged_batch import BatchPart, DecodeSteps, PagedBatch
 
-__all__ = ["Captured", "CudaGraphs", "DecodeRow", "GraphCapture", "StepBuffers", "StepGraphs"]
+__all__ = [
+    "CaptureRefused",
+    "Captured",
+    "CudaGraphs",
+    "GraphCapture",
+    "StepBuffers",
+    "StepGraphs",
+]
+
+#: Words of 32 bits that arrays begin at a multiple of: 16 bytes, which launches of passes without
+#: graphs promise as well.
+_ALIGNMENT = 4
+
+
+class CaptureRefused(Exception):
+    """A call that no graph can hold: it waits for the device, or brings it a value."""
 
 
 class Captured(Protocol):
@@ -38,7 +54,11 @@ class GraphCapture(Protocol):
     """Makes graphs of calls."""
 
     def capture(self, run: Callable[[], Tensor]) -> Captured:
-        """Run once to compile and to make what is made at first use, then once more, captured."""
+        """Run once to compile and to make what is made at first use, then once more, captured.
+
+        Raises:
+            CaptureRefused: no graph can hold it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +75,30 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: graphs share memory only if they are captured on the same stream.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], Tensor]) -> Captured:
         """See :class:`GraphCapture`."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        own = torch.cuda.current_stream()
+        self._stream.wait_stream(own)
+        with torch.cuda.stream(self._stream):
             run()
-        torch.cuda.current_stream().wait_stream(stream)
+        own.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = run()
+        try:
+            # Other threads are not ours to forbid anything: NCCL's asks for its events.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                output = run()
+        except RuntimeError as error:
+            torch.cuda.set_stream(own)  # a capture whose end fails leaves its own
+            cause = error.__context__ or error
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from error
+            raise CaptureRefused(str(cause)) from error
         return _CudaGraph(output, graph)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeRow:
-    """One request of a step."""
-
-    token_id: int
-    #: The token's place in its request: so many tokens are in KV memory before it.
-    position: int
-    page_indices: Sequence[int]
 
 
 class StepBuffers:
@@ -85,7 +107,6 @@ class StepBuffers:
     Args:
         max_batch: the largest batch size.
         max_pages: of all requests of a step together.
-        page_size: tokens in a page.
         max_context_len: of one request; launches are sized by it.
         device: of the buffers.
     """
@@ -95,29 +116,26 @@ class StepBuffers:
         *,
         max_batch: int,
         max_pages: int,
-        page_size: int,
         max_context_len: int,
         device: torch.device,
     ) -> None:
-        self.max_batch, self.page_size, self._max_pages = max_batch, page_size, max_pages
+        self.max_batch, self._max_pages = max_batch, max_pages
         self._max_context_len = max_context_len
-        # In words of 32 bits; those of 64 come first, so that they are aligned.
-        wide = {"pass_base": 1, "token_ids": max_batch, "positions": max_batch}
-        wide |= {"token_pages": max_batch, "token_offsets": max_batch}
-        narrow = {"num_rows": max_batch, "context_lens": max_batch, "table_starts": max_batch}
-        narrow |= {"page_indices": max_pages}
-        num_words = 2 * sum(wide.values()) + sum(narrow.values())
+        rows = dict.fromkeys(("token_ids", "positions", "token_pages", "token_offsets"), max_batch)
+        narrow = dict.fromkeys(("num_rows", "context_lens", "table_starts"), max_batch)
+        # Pages last: a copy ends behind those of its step.
+        layout = _layout({"pass_base": 1} | rows, narrow | {"page_indices": max_pages})
+        self._first_page, num_words = layout["page_indices"].start, layout["page_indices"].stop
         self._host = torch.zeros(num_words, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(num_words, dtype=torch.int32, device=device)
-        self._on_host: dict[str, Tensor] = {}
-        self._on_device: dict[str, Tensor] = {}
-        for memory, views in ((self._host, self._on_host), (self._device, self._on_device)):
-            begin = 0
-            for name, length in (wide | narrow).items():
-                words = 2 * length if name in wide else length
-                part = memory[begin : begin + words]
-                views[name] = part.view(torch.int64) if name in wide else part
-                begin += words
+        wide = {"pass_base", *rows}
+        self._on_host, self._on_device = (
+            {
+                name: memory[place].view(torch.int64) if name in wide else memory[place]
+                for name, place in layout.items()
+            }
+            for memory in (self._host, self._device)
+        )
         self._rows = torch.arange(max_batch, dtype=torch.int32, device=device)
         self._row_ids = torch.arange(max_batch, device=device)
 
@@ -171,34 +189,55 @@ class StepBuffers:
             **appended,
         )
 
-    def fill(self, rows: Sequence[DecodeRow], pass_base: int) -> None:
+    def hold(self, paged: PagedBatch) -> bool:
+        """Whether a batch is of one token a request, and of no more requests and pages."""
+        steps = paged.decode_steps
+        return (
+            len(paged.spans) == len(steps) <= self.max_batch
+            and len(steps.page_indices) <= self._max_pages
+        )
+
+    def fill(self, token_ids: Tensor, positions: Tensor, paged: PagedBatch, pass_base: int) -> None:
         """Take a step's requests; places behind them become padding. One copy, not waited for.
 
         The pinned memory is read until the copy is done: let a step end before the next is filled.
+
+        Args:
+            token_ids: int64 [B], on the host.
+            positions: int64 [B], likewise.
+            paged: on the host; :meth:`hold` is true of it.
+            pass_base: of the progress word.
         """
-        num_pages = sum(len(row.page_indices) for row in rows)
-        assert len(rows) <= self.max_batch and num_pages <= self._max_pages
-        at, padding = self._on_host, [0] * (self.max_batch - len(rows))
-        pages = [row.page_indices[row.position // self.page_size] for row in rows]
-        starts, begin = [], 0
-        for row in rows:
-            starts.append(begin)
-            begin += len(row.page_indices)
+        assert self.hold(paged)
+        steps, num_rows = paged.decode_steps, len(token_ids)
         columns = {
-            "token_ids": [row.token_id for row in rows],
-            "positions": [row.position for row in rows],
-            "token_offsets": [row.position % self.page_size for row in rows],
-            "num_rows": [1] * len(rows),
-            "context_lens": [row.position + 1 for row in rows],
-            "table_starts": starts,
+            "token_ids": token_ids,
+            "positions": positions,
+            "token_pages": paged.token_pages,
+            "token_offsets": paged.token_offsets,
+            "num_rows": torch.ones(num_rows),
+            "context_lens": steps.context_lens,
+            "table_starts": steps.table_starts,
         }
         for name, values in columns.items():
-            at[name].copy_(torch.tensor([*values, *padding], dtype=at[name].dtype))
-        at["token_pages"].copy_(torch.tensor([*pages, *(-1 for _ in padding)]))
-        indices = [page for row in rows for page in row.page_indices]
-        at["page_indices"][: len(indices)].copy_(torch.tensor(indices, dtype=torch.int32))
-        at["pass_base"].fill_(pass_base)
-        self._device.copy_(self._host, non_blocking=True)
+            column = self._on_host[name]
+            column[:num_rows] = values
+            column[num_rows:] = -1 if name == "token_pages" else 0
+        num_pages = len(steps.page_indices)
+        self._on_host["page_indices"][:num_pages] = steps.page_indices
+        self._on_host["pass_base"][0] = pass_base
+        end = self._first_page + num_pages
+        self._device[:end].copy_(self._host[:end], non_blocking=True)
+
+
+def _layout(wide: Mapping[str, int], narrow: Mapping[str, int]) -> dict[str, slice]:
+    """Where arrays of 64-bit and of 32-bit numbers lie one after the other, in words of 32 bits."""
+    places, end = {}, 0
+    for name, words in [*((n, 2 * length) for n, length in wide.items()), *narrow.items()]:
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = begin + words
+        places[name] = slice(begin, end)
+    return places
 
 
 class StepGraphs:
@@ -210,6 +249,9 @@ class StepGraphs:
         sizes: batch sizes to capture, ``buffers.max_batch`` the largest.
         capture: makes the graphs; all of them, here and now, the largest first, so that the others
             find room in its memory.
+
+    Raises:
+        CaptureRefused: no graph can hold the step.
     """
 
     def __init__(
@@ -221,7 +263,8 @@ class StepGraphs:
     ) -> None:
         assert max(sizes) == buffers.max_batch and min(sizes) > 0
         self._buffers = buffers
-        buffers.fill([], 0)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        buffers.fill(nothing, nothing, PagedBatch.build(1, []), 0)
         self._graphs: dict[int, Captured] = {}
         for size in sorted(set(sizes), reverse=True):
             tokens, batch = buffers.tokens(size), buffers.batch(size)
@@ -231,12 +274,15 @@ class StepGraphs:
 
             self._graphs[size] = capture.capture(run)
 
-    def run(self, rows: Sequence[DecodeRow], pass_base: int) -> Tensor:
+    def run(
+        self, token_ids: Tensor, positions: Tensor, paged: PagedBatch, pass_base: int
+    ) -> Tensor:
         """One step of 1 to ``max_batch`` requests -> their rows of the step's result, which the
-        next step overwrites.
+        next step overwrites. Arguments are :meth:`StepBuffers.fill`'s.
         """
-        size = min(size for size in self._graphs if size >= len(rows))
-        self._buffers.fill(rows, pass_base)
+        num_rows = len(token_ids)
+        size = min(size for size in self._graphs if size >= num_rows)
+        self._buffers.fill(token_ids, positions, paged, pass_base)
         graph = self._graphs[size]
         graph.replay()
-        return graph.output[: len(rows)]
+        return graph.output[:num_rows]

@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
 
-__all__ = ["CaptureFault", "Recorder"]
+from pdx.kernels.step_graphs import CaptureRefused
+
+__all__ = ["Recorder"]
 
 #: They wait for the device, or bring the host's values.
 _FORBIDDEN = (
@@ -25,10 +27,6 @@ _FORBIDDEN = (
     *("lift_fresh", "lift_fresh_copy", "is_nonzero", "resize_", "set_"),
 )
 _MEMORY = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
-
-
-class CaptureFault(Exception):
-    """A call that no graph can hold."""
 
 
 def _is_view(result: Any, tensors: list[Tensor]) -> bool:
@@ -47,6 +45,8 @@ class _Graph(TorchDispatchMode):
         super().__init__()
         self.output = torch.empty(0)
         self.calls: list[Callable[[], object]] = []
+        #: For a test that looks at what each launch of a replay has done.
+        self.behind_each: Callable[[], object] = lambda: None
         self._in_kernel = False
 
     def launch(self, stock: Callable[..., object], *args: Any, **kwargs: Any) -> None:
@@ -68,7 +68,7 @@ class _Graph(TorchDispatchMode):
         tensors = [arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)]
         by_mask = name == "index" and any(each.dtype == torch.bool for each in tensors[1:])
         if name in _FORBIDDEN or by_mask:
-            raise CaptureFault(f"{name} in a captured step")
+            raise CaptureRefused(f"{name} in a captured step")
         if func._schema.is_mutable:
             self.calls.append(lambda: func(*args, **kwargs))
         elif name not in _MEMORY and not _is_view(result, tensors):
@@ -78,6 +78,7 @@ class _Graph(TorchDispatchMode):
     def replay(self) -> None:
         for call in self.calls:
             call()
+            self.behind_each()
 
 
 class Recorder:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,13 @@ from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.progress_word import publish
 from pdx.kernels.rope_kv_append import rope_kv_append
 from pdx.kernels.sampling import SamplingTensors, sample
-from pdx.kernels.step_graphs import CudaGraphs, DecodeRow, GraphCapture, StepBuffers, StepGraphs
+from pdx.kernels.step_graphs import (
+    CaptureRefused,
+    CudaGraphs,
+    GraphCapture,
+    StepBuffers,
+    StepGraphs,
+)
 from tests.kernels.triton.cases import DEVICE
 
 VOCABULARY, HEADS, DIM, PAGE_SIZE, MAX_BATCH = 40, 2, 16, 4, 4
@@ -39,14 +46,26 @@ def capture() -> GraphCapture:
     return Recorder()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One request of a step."""
+
+    token_id: int
+    position: int
+    page_indices: Sequence[int]
+
+
+def paged(rows: Sequence[Row], page_size: int = PAGE_SIZE) -> PagedBatch:
+    return PagedBatch.build(page_size, [(r.position, 1, list(r.page_indices)) for r in rows])
+
+
+def inputs(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    """Token ids and positions, on the host."""
+    return torch.tensor([r.token_id for r in rows]), torch.tensor([r.position for r in rows])
+
+
 def buffers() -> StepBuffers:
-    return StepBuffers(
-        max_batch=MAX_BATCH,
-        max_pages=12,
-        page_size=PAGE_SIZE,
-        max_context_len=64,
-        device=DEVICE,
-    )
+    return StepBuffers(max_batch=MAX_BATCH, max_pages=12, max_context_len=64, device=DEVICE)
 
 
 class Layer:
@@ -89,13 +108,10 @@ class Layer:
         logits = linear(out.flatten(1), self.table, counters=self.counters)
         return sample(logits, self.greedy)
 
-    def fresh(self, rows: list[DecodeRow]) -> list[int]:
+    def fresh(self, rows: list[Row]) -> list[int]:
         """The same without a graph and without padding, from tables made for these rows."""
-        batch = PagedBatch.build(PAGE_SIZE, [(r.position, 1, list(r.page_indices)) for r in rows])
-        ids, positions = (
-            torch.tensor([getattr(row, name) for row in rows], device=DEVICE)
-            for name in ("token_id", "position")
-        )
+        batch = paged(rows)
+        ids, positions = (each.to(DEVICE) for each in inputs(rows))
         q = self.appended(
             ids, positions, batch.token_pages.to(DEVICE), batch.token_offsets.to(DEVICE)
         )
@@ -123,14 +139,14 @@ def test_replays_give_what_steps_without_graphs_give() -> None:
         # Request 2 comes later, request 1 leaves; a page is full after 4.
         running = [0, *([1] if number < 5 else []), *([2] if number in (2, 6) else [])]
         rows = [
-            DecodeRow(
+            Row(
                 token_id=texts[request][-1],
                 position=len(texts[request]) - 1,
                 page_indices=tables[request][: (len(texts[request]) - 1) // PAGE_SIZE + 1],
             )
             for request in running
         ]
-        tokens = graphs.run(rows, pass_base=10 * number).tolist()
+        tokens = graphs.run(*inputs(rows), paged(rows), pass_base=10 * number).tolist()
         if number in (1, 2, 5, 6):
             plain.kv.copy_(layer.kv)
             assert tokens == plain.fresh(rows)
@@ -149,12 +165,24 @@ def test_replays_give_what_steps_without_graphs_give() -> None:
     assert written == places
 
 
+def test_buffers_hold_steps_of_one_token_up_to_their_sizes() -> None:
+    made = buffers()
+    one, two = (0, 1, [3]), (0, 2, [3])
+    assert made.hold(PagedBatch.build(PAGE_SIZE, [one] * MAX_BATCH))
+    assert not made.hold(PagedBatch.build(PAGE_SIZE, [one] * (MAX_BATCH + 1)))
+    assert not made.hold(PagedBatch.build(PAGE_SIZE, [one, two]))
+    assert made.hold(PagedBatch.build(1, [(11, 1, list(range(12)))]))
+    assert not made.hold(PagedBatch.build(1, [(12, 1, list(range(13)))]))
+    # As those that passes without graphs bring to the device, so launches are compiled alike.
+    assert all(each.data_ptr() % 16 == 0 for each in made._on_device.values())
+
+
 def test_smallest_graph_that_holds_a_batch_runs() -> None:
     layer = Layer()
     graphs = graphs_of(layer, [1, 4])
     for count, size in ((1, 1), (2, 4), (4, 4)):
-        rows = [DecodeRow(token_id=1, position=0, page_indices=[page]) for page in range(count)]
-        assert len(graphs.run(rows, 0)) == count
+        rows = [Row(token_id=1, position=0, page_indices=[page]) for page in range(count)]
+        assert len(graphs.run(*inputs(rows), paged(rows), 0)) == count
         assert len(graphs._graphs[size].output) == size
 
 
@@ -169,9 +197,7 @@ def test_smallest_graph_that_holds_a_batch_runs() -> None:
     ids=["a number of the device", "a value of the host", "a size of the device"],
 )
 def test_what_waits_or_brings_something_is_refused(spoil: Callable[[Tensor], Tensor]) -> None:
-    from tests.kernels.triton.recorder import CaptureFault
-
-    with pytest.raises(CaptureFault):
+    with pytest.raises(CaptureRefused):
         StepGraphs(lambda ids, positions, batch: spoil(ids.float()), buffers(), [4], capture())
 
 
@@ -188,9 +214,7 @@ def test_models_steps_are_captured(model: str, request: pytest.FixtureRequest) -
     causal = loaded(folder, _triton_ops(), config).to(DEVICE)
     kv, other = (empty_kv(config, 8, torch.float32).to(DEVICE) for _ in range(2))
     page_size = kv.shape[4]
-    made = StepBuffers(
-        max_batch=2, max_pages=8, page_size=page_size, max_context_len=64, device=DEVICE
-    )
+    made = StepBuffers(max_batch=2, max_pages=8, max_context_len=64, device=DEVICE)
 
     def step(ids: Tensor, positions: Tensor, batch: DeviceBatch) -> Tensor:
         return causal.logits(causal(ids, positions, kv, batch, lambda layer: None))
@@ -198,14 +222,11 @@ def test_models_steps_are_captured(model: str, request: pytest.FixtureRequest) -
     graphs = StepGraphs(step, made, [2], capture())
     for position, tokens in enumerate([[5], [6, 7], [8, 9]]):
         rows = [
-            DecodeRow(token_id=token, position=position - place, page_indices=[3 + place])
+            Row(token_id=token, position=position - place, page_indices=[3 + place])
             for place, token in enumerate(tokens)
         ]
-        found = graphs.run(rows, 0)
-        batch = PagedBatch.build(page_size, [(r.position, 1, r.page_indices) for r in rows])
-        ids, positions = (
-            torch.tensor([getattr(row, name) for row in rows], device=DEVICE)
-            for name in ("token_id", "position")
-        )
+        batch = paged(rows, page_size)
+        found = graphs.run(*inputs(rows), batch, 0)
+        ids, positions = (each.to(DEVICE) for each in inputs(rows))
         hidden = causal(ids, positions, other, batch, lambda layer: None)
         torch.testing.assert_close(found, causal.logits(hidden), rtol=1e-4, atol=1e-4)
