@@ -18,7 +18,7 @@ __all__ = ["PREFILL_SETTINGS", "prefill"]
 
 PREFILL_SETTINGS = [
     *pick(ModelChoice, required=["model"]),
-    *pick(EngineConfig),
+    *pick(EngineConfig, without=["cuda_graphs"]),  # it decodes nothing
     *pick(FabricConfig, "listen", "fabric", "fabric_bind", "fabric_core"),
     *pick(FabricConfig, "secret_file", "secret"),
     *pick(DrainConfig),
@@ -61,7 +61,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     # A folder is announced by its absolute path: a decoder on this host may run elsewhere.
     name = str(folder) if model_is_folder(model) else model
     with loading_progress(model) as progress:
-        loaded = await load_model(folder, settings.build(EngineConfig), progress)
+        loaded = await load_model(folder, settings.build(EngineConfig, cuda_graphs=False), progress)
     try:
         fabric = cast("FabricChoice", settings["fabric"])
         node = PrefillNode(

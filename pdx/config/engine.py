@@ -13,6 +13,8 @@ __all__ = ["EngineConfig", "interprets_kernels", "parse_bytes"]
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _KV_DTYPES = ("auto", "bfloat16", "float8")
+#: Of captured decode steps: in larger ones the launches are little beside the work.
+_MAX_GRAPH_BATCH = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,12 @@ class EngineConfig:
         metavar="TOKENS",
         minimum=1,
     )
+    cuda_graphs: bool = setting(
+        True,
+        "GPU ranks capture decode steps as CUDA graphs at start, and replay them.",
+        key="cuda_graphs",
+        section="scheduler",
+    )
     watchdog_s: float = setting(
         300.0,
         "A forward pass that takes longer is a hang: the node stops.",
@@ -139,6 +147,11 @@ class EngineConfig:
             raise ConfigError(
                 f"dtype {self.dtype!r} is not known", hint=f"use {' or '.join(_DTYPES)}"
             )
+
+    @property
+    def graph_batch(self) -> int:
+        """Requests of the largest decode step that GPU ranks capture; 0: they capture none."""
+        return min(self.max_num_seqs, _MAX_GRAPH_BATCH) if self.cuda_graphs else 0
 
     @property
     def kv_type(self) -> str:

@@ -175,9 +175,16 @@ async def load_model(
                 poison=config.poison,
                 kv_dtype=config.kv_type,
                 drafts=config.drafts,
+                graph_batch=config.graph_batch,
             ),
             on_loading,
         )
+        if ready.graph_bytes is not None:
+            logger.info(
+                "decode steps of up to %d requests are captured, in %d MiB of each rank's GPU",
+                config.graph_batch,
+                ready.graph_bytes >> 20,
+            )
         layout = node_layout(
             *(model, config.page_size, ready.num_pages, config.kv_type, config.tp_size),
             alignment=ready.kv_alignment,

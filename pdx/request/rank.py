@@ -52,6 +52,8 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     kv_dtype: str | None = None
     #: Load the model's layer that drafts as well, and feed its drafts where steps allow it.
     drafts: bool = False
+    #: Requests of the largest decode step that a rank on a GPU captures as a CUDA graph; 0: none.
+    graph_batch: int = 0
 
     @property
     def kv_type(self) -> str:
@@ -76,6 +78,8 @@ class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     cuda_device: int | None = None
     #: What the KV memory's size was rounded up to a multiple of.
     kv_alignment: int = mmap.PAGESIZE
+    #: Memory that captured decode steps take on the GPU; None: there are none.
+    graph_bytes: int | None = None
 
 
 class RankFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

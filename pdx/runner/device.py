@@ -109,6 +109,10 @@ class RankDevice:
             free, total = torch.cuda.mem_get_info(self.torch_device)
             check_room(str(self.torch_device), what, num_bytes, free, total)
 
+    def free_bytes(self) -> int:
+        """Free memory of the GPU, whoever takes it; 0 on a host, which is not asked."""
+        return torch.cuda.mem_get_info(self.torch_device)[0] if self._is_gpu else 0
+
 
 class _Pinned:
     """A buffer of the host that a GPU reads and writes by itself. Grows, by doubling."""

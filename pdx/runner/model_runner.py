@@ -16,6 +16,7 @@ from pdx.kv.layout import KvLayout
 from pdx.models.registry import CausalLM
 from pdx.models.sharding import TpGroup
 from pdx.request.batch import Batch, SampledToken, StepOutput
+from pdx.runner.decode_graphs import DecodeGraphs, GraphSettings, capture_decode_graphs
 from pdx.runner.device import RankDevice
 from pdx.runner.device_sampler import draw_arrays, draw_tokens, to_tokens
 from pdx.runner.drafting import Drafter
@@ -41,6 +42,7 @@ class ModelRunner:
         tokenless_ids: Sequence[int] = (),
         device: RankDevice | None = None,
         drafter: Drafter | None = None,
+        graph_settings: GraphSettings | None = None,
     ) -> None:
         self._tp = tp
         self._model = model
@@ -51,6 +53,10 @@ class ModelRunner:
         #: None: no drafts; else the last of ``kv``'s layers is its.
         self._drafter = drafter
         self._device = device or RankDevice.host()
+        #: What :meth:`warm_up` captures; passes of a rank that drafts have two tokens a request.
+        self._graph_settings = None if drafter is not None else graph_settings
+        #: Of decode steps; None: all passes are launched op by op.
+        self.graphs: DecodeGraphs | None = None
         #: int64: ids that no tokenizer knows (see ``pdx.config.token_ids``).
         self._tokenless_ids = torch.tensor(
             tokenless_ids, dtype=torch.int64, device=self._device.torch_device
@@ -61,8 +67,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """A token, and on a GPU a chunk, on scratch memory, to have first-use work behind us.
-        Publishes nothing.
+        """A token, and on a GPU a chunk, on scratch memory, to have first-use work behind us; then
+        decode steps are captured. Publishes nothing; before the first pass.
         """
         scratch = torch.zeros_like(self._kv[:, :1], memory_format=torch.contiguous_format)
         lengths = (1, min(STEP_ROWS + 1, self._layout.page_size)) if scratch.is_cuda else (1,)
@@ -78,6 +84,11 @@ class ModelRunner:
                 drafted = self._drafter.run(hidden, ids, positions, scratch, batch)
                 self._drafter.likeliest(drafted[-1:])
             self._device.finish()
+        if self._graph_settings is not None:
+            self.graphs = capture_decode_graphs(
+                *(self._model, self._kv, self._progress, self._tp, self._device),
+                self._graph_settings,
+            )
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepOutput:
@@ -87,13 +98,17 @@ class ModelRunner:
             InternalError: the batch does not fit what the rank knows, or the logits are not finite.
         """
         started = time.perf_counter()
-        inputs = self._requests.begin_pass(batch)
-        arrays, num_layers = self._pass_arrays(batch.pass_idx, inputs), self._layout.num_layers
-        self._progress.begin(batch.pass_idx * (num_layers + 1), arrays["pass_base"])
+        inputs, num_layers = self._requests.begin_pass(batch), self._layout.num_layers
+        graphs = self.graphs if self.graphs is not None and self.graphs.hold(inputs) else None
+        pass_base = batch.pass_idx * (num_layers + 1)
+        arrays = self._pass_arrays(pass_base, inputs, is_captured=graphs is not None)
+        self._progress.begin(pass_base, arrays["pass_base"])
         for page_idx, first_unused in inputs.zero_tails:
             self._kv[:, page_idx, :, :, first_unused:] = 0
         hidden = torch.empty(0)  # a rank without work still takes part in the count of passes
-        if len(inputs.token_ids):
+        if graphs is not None:
+            hidden = graphs.run(inputs, pass_base)
+        elif len(inputs.token_ids):
             hidden = self._forward(
                 arrays, inputs.paged, self._kv, lambda layer: self._progress.publish(layer + 1)
             )
@@ -113,14 +128,17 @@ class ModelRunner:
             pass_s=time.perf_counter() - started,
         )
 
-    def _pass_arrays(self, pass_idx: int, inputs: PassInputs) -> dict[str, Tensor]:
-        """All that a pass reads, on the device."""
-        base = pass_idx * (self._layout.num_layers + 1)
+    def _pass_arrays(
+        self, pass_base: int, inputs: PassInputs, *, is_captured: bool
+    ) -> dict[str, Tensor]:
+        """All that a pass reads, on the device; of a captured one what is behind its graph."""
         more = {}
         if self._device.staged and inputs.draws:
             more = draw_arrays(inputs.draws, self._vocab_size)
+        if is_captured:
+            return self._device.upload({"pass_base": torch.tensor([pass_base]), **more})
         return self._arrays(
-            inputs.token_ids, inputs.positions, inputs.paged, pass_base=base, more=more
+            inputs.token_ids, inputs.positions, inputs.paged, pass_base=pass_base, more=more
         )
 
     def _arrays(

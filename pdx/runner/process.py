@@ -14,6 +14,7 @@ from pdx.config.model import ModelConfig
 from pdx.config.token_ids import ids_without_token
 from pdx.errors import ConfigError, WorkerError
 from pdx.kernels.ops import Ops, ops_for
+from pdx.kernels.step_graphs import CudaGraphs
 from pdx.kv.geometry import kv_layout, num_pages_of
 from pdx.kv.layout import KvLayout
 from pdx.models.registry import CausalLM, add_draft_layer, build_drafts, build_model
@@ -21,6 +22,7 @@ from pdx.models.sharding import TpGroup
 from pdx.request.rank import RankConfig, RankLoading, RankReady
 from pdx.runner.channel import Channel
 from pdx.runner.collectives import join_group
+from pdx.runner.decode_graphs import GraphSettings, batch_sizes
 from pdx.runner.device import RankDevice, open_device
 from pdx.runner.drafting import Drafter
 from pdx.runner.memory import export_kv, export_progress
@@ -61,7 +63,8 @@ def serve(channel: Channel) -> None:
         if device.staged:
             progress = KernelProgress(progress_memory.mapping, eventfd, device.torch_device)
         runner = ModelRunner(
-            model, model_config, kv, layout, progress, tp, tokenless_ids, device, drafter
+            *(model, model_config, kv, layout, progress, tp, tokenless_ids, device, drafter),
+            graph_settings=_graph_settings(config, model_config, layout, device),
         )
         runner.warm_up()
     # What is loaded stays: the collector need not look at it again in the middle of a pass.
@@ -75,6 +78,7 @@ def serve(channel: Channel) -> None:
             load_s=load_s,
             cuda_device=exported.cuda_device,
             kv_alignment=exported.alignment,
+            graph_bytes=None if runner.graphs is None else runner.graphs.num_bytes,
         )
     )
     channel.send_descriptors([exported.fd, progress_memory.fd, eventfd])
@@ -97,7 +101,8 @@ def _told_of_memory(device: RankDevice) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise WorkerError(
             f"{device.torch_device} is out of memory: {error}",
-            hint="give the KV cache less memory (--kv-memory), or prompts shorter chunks (--chunk)",
+            hint="give the KV cache less memory (--kv-memory), prompts shorter chunks (--chunk), "
+            "or decode steps no graphs (--no-cuda-graphs)",
         ) from error
 
 
@@ -114,6 +119,23 @@ def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
     return kv_layout(
         *(model_config, config.page_size, num_pages, config.kv_type, config.tp_size),
         drafts=config.drafts,
+    )
+
+
+def _graph_settings(
+    config: RankConfig, model_config: ModelConfig, layout: KvLayout, device: RankDevice
+) -> GraphSettings | None:
+    """None: nothing is captured. The same on all ranks of a group, which are on GPUs and sum with
+    NCCL, or are all on a CPU and sum with gloo, which no graph can hold.
+    """
+    if device.torch_device.type != "cuda" or not config.graph_batch:
+        return None
+    return GraphSettings(
+        capture=CudaGraphs(),
+        sizes=batch_sizes(config.graph_batch),
+        max_context_len=min(
+            model_config.max_position_embeddings, layout.num_pages * layout.page_size
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from pdx.kv.layout import KvLayout
 from pdx.models.registry import build_drafts, build_model
 from pdx.models.sharding import LoneRank
 from pdx.request.batch import RequestStep
+from pdx.runner.decode_graphs import GraphSettings
 from pdx.runner.device import RankDevice
 from pdx.runner.memory import ExportedKv, export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
@@ -40,11 +41,15 @@ def kernel_runner(
     dtype: str = "float32",
     kv_device: torch.device | None = None,
     num_pages: int = 32,
+    kv_dtype: str | None = None,
+    graph_settings: GraphSettings | None = None,
 ) -> KernelRunner:
     """A loaded model over poisoned pages of 16 tokens.
 
     Args:
         kv_device: where the KV memory is asked for, where that is not ``device``.
+        kv_dtype: where it is not ``dtype``: "float8".
+        graph_settings: for a runner that captures in its warm-up.
     """
     config = ModelConfig.load(folder)
     own = device.torch_device
@@ -57,12 +62,19 @@ def kernel_runner(
         *(model, folder, torch_dtype, lambda done, total: None, config.quantization),
         left_on_disk=drafts,
         device=own,
+        keeps_float8=ops.keeps_float8,
     )
-    layout = kv_layout(config, 16, num_pages, dtype)
-    exported, kv = export_kv(layout, torch_dtype, kv_device or own, poison=True)
+    layout = kv_layout(config, 16, num_pages, kv_dtype or dtype)
+    of_kv = torch_dtype
+    if kv_dtype is not None:
+        of_kv = torch.float8_e4m3fn if config.mla is None else torch.uint8
+    exported, kv = export_kv(layout, of_kv, kv_device or own, poison=True)
     memory, eventfd, _ = export_progress()
     progress = KernelProgress(memory.mapping, eventfd, own)
-    runner = ModelRunner(model.eval(), config, kv, layout, progress, LoneRank(), [3], device)
+    runner = ModelRunner(
+        *(model.eval(), config, kv, layout, progress, LoneRank(), [3], device),
+        graph_settings=graph_settings,
+    )
     return KernelRunner(
         runner=runner, layout=layout, exported=exported, kv=kv, progress=memory.mapping
     )
