@@ -386,7 +386,7 @@ class Fabric(Protocol):
         """Forget what add_wakeup() was given."""
 
     def events(self) -> list[FabricEvent]:
-        """All that happened since the last call, in order."""
+        """All that happened since the last call, in order. Each event goes to one caller."""
 
     def statistics(self) -> FabricStatistics:
         """The counters now."""
@@ -396,5 +396,5 @@ class Fabric(Protocol):
 
     def close(self) -> None:
         """Join the worker, close everything, remove what lies in /dev/shm. A second close does
-        nothing.
+        nothing. Calls of other threads end first; what they call later is refused.
         """

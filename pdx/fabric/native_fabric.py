@@ -177,8 +177,7 @@ class NativeFabric:
         check(self._core.pdx_fabric_open(ctypes.byref(native), ctypes.byref(handle)))
         self._handle: c_void_p | None = handle
         # Also at interpreter exit: a worker must not outlive the memory that Python unmaps.
-        self._close = weakref.finalize(self, self._core.pdx_fabric_close, handle)
-        self._events = (EventStruct * _EVENTS_PER_CALL)()
+        weakref.finalize(self, self._core.pdx_fabric_delete, handle)
 
     @property
     def provider(self) -> Provider:
@@ -312,9 +311,11 @@ class NativeFabric:
     def events(self) -> list[FabricEvent]:
         """See :meth:`Fabric.events`."""
         taken: list[FabricEvent] = []
+        # This call's own: others may run, in other threads or in a signal's handler.
+        room = (EventStruct * _EVENTS_PER_CALL)()
         while True:
-            count = check(self._core.pdx_fabric_events(self._open, self._events, _EVENTS_PER_CALL))
-            taken += [event_of(self._events[i]) for i in range(count)]
+            count = check(self._core.pdx_fabric_events(self._open, room, _EVENTS_PER_CALL))
+            taken += [event_of(room[i]) for i in range(count)]
             if count < _EVENTS_PER_CALL:
                 return taken
 
@@ -322,7 +323,8 @@ class NativeFabric:
         """See :meth:`Fabric.statistics`."""
         count = len(fields(FabricStatistics))
         values = (c_uint64 * count)()
-        assert self._core.pdx_fabric_statistics(self._open, values, count) == count
+        taken = check(self._core.pdx_fabric_statistics(self._open, values, count))
+        assert taken == count
         return FabricStatistics(*values)
 
     def domain_statistics(self) -> tuple[DomainStatistics, ...]:
@@ -331,15 +333,16 @@ class NativeFabric:
         values = (c_uint64 * count)()
         found = []
         for i in range(self._num_domains):
-            taken = self._core.pdx_fabric_domain_statistics(self._open, i, values, count)
+            taken = check(self._core.pdx_fabric_domain_statistics(self._open, i, values, count))
             assert taken == count
             found.append(DomainStatistics(*values))
         return tuple(found)
 
     def close(self) -> None:
         """See :meth:`Fabric.close`."""
-        self._handle = None
-        self._close()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._core.pdx_fabric_close(handle)
 
 
 def _check_slot(slot: int, generation: int) -> None:

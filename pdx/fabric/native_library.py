@@ -44,7 +44,7 @@ __all__ = [
     "load_libfabric",
 ]
 
-_ABI = 5
+_ABI = 6
 _LIBRARY = "pdx/fabric/native/libpdx_fabric.so"
 _SYSTEM_LIBFABRIC = "libfabric.so.1"
 
@@ -189,8 +189,9 @@ def core() -> CDLL:
         function.argtypes = list(arguments)
         function.restype = c_int64
     library.pdx_fabric_error.restype = c_char_p
-    library.pdx_fabric_close.argtypes = [_FABRIC]
-    library.pdx_fabric_close.restype = None
+    for end in (library.pdx_fabric_close, library.pdx_fabric_delete):
+        end.argtypes = [_FABRIC]
+        end.restype = None
     library.pdx_fabric_free.argtypes = [c_void_p]
     library.pdx_fabric_free.restype = None
     return library

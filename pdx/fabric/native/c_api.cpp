@@ -5,13 +5,17 @@
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
+#include <shared_mutex>
 #include <sstream>
 
 #include "fabric.hpp"
 #include "providers/shm.hpp"
 
+// What stays of a fabric after its end, for calls of other threads that come late.
 struct pdx_fabric {
-    pdx::Fabric fabric;
+    std::shared_mutex mutex;  // shared by calls, one by one for the end
+    std::unique_ptr<pdx::Fabric> fabric;
 };
 
 namespace {
@@ -40,6 +44,24 @@ template <typename F>
 int64_t done(F body) {
     return guarded([&]() -> int64_t {
         body();
+        return 0;
+    });
+}
+
+// As guarded(), with the fabric, which stays until `body` has run.
+template <typename F>
+int64_t with(pdx_fabric* owner, F body) {
+    return guarded([&]() -> int64_t {
+        const std::shared_lock lock(owner->mutex);
+        if (!owner->fabric) throw pdx::Error(EBADF, "the fabric is closed");
+        return body(*owner->fabric);
+    });
+}
+
+template <typename F>
+int64_t done_with(pdx_fabric* owner, F body) {
+    return with(owner, [&](pdx::Fabric& fabric) -> int64_t {
+        body(fabric);
         return 0;
     });
 }
@@ -136,7 +158,8 @@ int64_t pdx_fabric_open(const pdx_fabric_options* options, pdx_fabric** out) {
     return done([&] {
         const auto provider = static_cast<pdx::Provider>(options->provider);
         if (provider == pdx::Provider::kShm) pdx::sweep_shm();
-        *out = new pdx_fabric{pdx::Fabric({.provider = provider,
+        auto opened = std::make_unique<pdx_fabric>();
+        opened->fabric.reset(new pdx::Fabric({.provider = provider,
                                            .hosts = lines(options->hosts),
                                            .cq_entries = options->cq_entries,
                                            .device_memory = options->device_memory != 0,
@@ -144,36 +167,47 @@ int64_t pdx_fabric_open(const pdx_fabric_options* options, pdx_fabric** out) {
                                                       .spin_ns = options->spin_ns,
                                                       .beat_interval_ns = options->beat_interval_ns,
                                                       .beat_timeout_ns = options->beat_timeout_ns,
-                                                      .connect_timeout_ns = options->connect_timeout_ns}})};
+                                                      .connect_timeout_ns = options->connect_timeout_ns}}));
+        *out = opened.release();
     });
 }
 
-void pdx_fabric_close(pdx_fabric* fabric) { delete fabric; }
+void pdx_fabric_close(pdx_fabric* fabric) {
+    const std::unique_lock lock(fabric->mutex);
+    fabric->fabric.reset();
+}
 
-int64_t pdx_fabric_fd(pdx_fabric* fabric) { return fabric->fabric.fd(); }
+void pdx_fabric_delete(pdx_fabric* fabric) {
+    pdx_fabric_close(fabric);
+    delete fabric;
+}
+
+int64_t pdx_fabric_fd(pdx_fabric* fabric) {
+    return with(fabric, [](pdx::Fabric& open) { return open.fd(); });
+}
 
 int64_t pdx_fabric_register(pdx_fabric* fabric, const pdx_fabric_part* parts, size_t num_parts) {
-    return guarded([&] {
+    return with(fabric, [&](pdx::Fabric& open) {
         std::vector<pdx::Memory> memory;
         for (const pdx_fabric_part* part = parts; part < parts + num_parts; part++) {
             memory.push_back({static_cast<char*>(part->address), part->num_bytes, part->dmabuf_fd, part->dmabuf_offset,
                               part->cuda_device});
         }
-        return fabric->fabric.register_region(std::move(memory));
+        return open.register_region(std::move(memory));
     });
 }
 
 int64_t pdx_fabric_unregister(pdx_fabric* fabric, int64_t region) {
-    return done([&] { fabric->fabric.unregister_region(region); });
+    return done_with(fabric, [&](pdx::Fabric& open) { open.unregister_region(region); });
 }
 
 int64_t pdx_fabric_open_link(pdx_fabric* fabric, int64_t region, uint32_t window) {
-    return guarded([&] { return fabric->fabric.open_link(region, window)->id; });
+    return with(fabric, [&](pdx::Fabric& open) { return open.open_link(region, window)->id; });
 }
 
 int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_address* out) {
-    return done([&] {
-        const auto own = fabric->fabric.link(link);
+    return done_with(fabric, [&](pdx::Fabric& open) {
+        const auto own = open.link(link);
         *out = {};
         out->pid_namespace = pdx::pid_namespace();
         out->window = own->window;
@@ -197,7 +231,7 @@ int64_t pdx_fabric_own_address(pdx_fabric* fabric, int64_t link, pdx_fabric_addr
 }
 
 int64_t pdx_fabric_connect(pdx_fabric* fabric, int64_t link, const pdx_fabric_address* peer) {
-    return done([&] {
+    return done_with(fabric, [&](pdx::Fabric& open) {
         pdx::PeerAddress address{};
         address.part_bytes.assign(peer->part_bytes, peer->part_bytes + peer->num_parts);
         address.window = peer->window;
@@ -211,58 +245,60 @@ int64_t pdx_fabric_connect(pdx_fabric* fabric, int64_t link, const pdx_fabric_ad
             end.name.resize(sizeof from->name);  // zero terminated, whatever the peer sent
             std::memcpy(end.name.data(), from->name, std::min<size_t>(from->name_len, end.name.size() - 1));
         }
-        fabric->fabric.connect(link, std::move(address));
+        open.connect(link, std::move(address));
     });
 }
 
 int64_t pdx_fabric_fence(pdx_fabric* fabric, int64_t link) {
-    return done([&] { fabric->fabric.fence(link); });
+    return done_with(fabric, [&](pdx::Fabric& open) { open.fence(link); });
 }
 
 int64_t pdx_fabric_open_transfer(pdx_fabric* fabric, int64_t link, uint32_t slot, uint32_t generation) {
-    return guarded([&] { return fabric->fabric.open_transfer(link, slot, generation); });
+    return with(fabric, [&](pdx::Fabric& open) { return open.open_transfer(link, slot, generation); });
 }
 
 int64_t pdx_fabric_add_batch(pdx_fabric* fabric, int64_t transfer, const pdx_fabric_batch* batch,
                              const uint32_t* src_pages, const uint32_t* dst_pages) {
-    return done([&] { fabric->fabric.add_batch(transfer, make_batch(*batch, src_pages, dst_pages)); });
+    return done_with(fabric, [&](pdx::Fabric& open) {
+        open.add_batch(transfer, make_batch(*batch, src_pages, dst_pages));
+    });
 }
 
 int64_t pdx_fabric_seal(pdx_fabric* fabric, int64_t transfer) {
-    return done([&] { fabric->fabric.seal(transfer); });
+    return done_with(fabric, [&](pdx::Fabric& open) { open.seal(transfer); });
 }
 
 int64_t pdx_fabric_cancel(pdx_fabric* fabric, int64_t transfer) {
-    return done([&] { fabric->fabric.cancel(transfer); });
+    return done_with(fabric, [&](pdx::Fabric& open) { open.cancel(transfer); });
 }
 
 int64_t pdx_fabric_expect(pdx_fabric* fabric, int64_t link, uint32_t slot, uint32_t generation, uint64_t atoms) {
-    return done([&] { fabric->fabric.expect(link, slot, generation, atoms); });
+    return done_with(fabric, [&](pdx::Fabric& open) { open.expect(link, slot, generation, atoms); });
 }
 
 int64_t pdx_fabric_retarget(pdx_fabric* fabric, uint32_t slot, uint32_t generation, uint64_t atoms) {
-    return done([&] { fabric->fabric.retarget(slot, generation, atoms); });
+    return done_with(fabric, [&](pdx::Fabric& open) { open.retarget(slot, generation, atoms); });
 }
 
 int64_t pdx_fabric_count(pdx_fabric* fabric, uint32_t slot, uint32_t generation) {
-    return guarded([&] { return static_cast<int64_t>(fabric->fabric.count(slot, generation)); });
+    return with(fabric, [&](pdx::Fabric& open) { return static_cast<int64_t>(open.count(slot, generation)); });
 }
 
 int64_t pdx_fabric_release(pdx_fabric* fabric, uint32_t slot, uint32_t generation) {
-    return guarded([&] { return static_cast<int64_t>(fabric->fabric.release(slot, generation)); });
+    return with(fabric, [&](pdx::Fabric& open) { return static_cast<int64_t>(open.release(slot, generation)); });
 }
 
 int64_t pdx_fabric_add_wakeup(pdx_fabric* fabric, int32_t fd) {
-    return done([&] { fabric->fabric.sleeper().add_wakeup(fd); });
+    return done_with(fabric, [&](pdx::Fabric& open) { open.sleeper().add_wakeup(fd); });
 }
 
 int64_t pdx_fabric_remove_wakeup(pdx_fabric* fabric, int32_t fd) {
-    return done([&] { fabric->fabric.sleeper().remove_wakeup(fd); });
+    return done_with(fabric, [&](pdx::Fabric& open) { open.sleeper().remove_wakeup(fd); });
 }
 
 int64_t pdx_fabric_events(pdx_fabric* fabric, pdx_fabric_event* out, size_t max) {
-    return guarded([&] {
-        const std::vector<pdx::Event> events = fabric->fabric.take_events(max);
+    return with(fabric, [&](pdx::Fabric& open) {
+        const std::vector<pdx::Event> events = open.take_events(max);
         for (size_t i = 0; i < events.size(); i++) fill(events[i], out[i]);
         return static_cast<int64_t>(events.size());
     });
@@ -271,9 +307,10 @@ int64_t pdx_fabric_events(pdx_fabric* fabric, pdx_fabric_event* out, size_t max)
 void pdx_fabric_free(void* memory) { std::free(memory); }
 
 int64_t pdx_fabric_statistics(pdx_fabric* fabric, uint64_t* out, size_t max) {
-    return copy_counters(fabric->fabric.statistics(), out, max);
+    return with(fabric, [&](pdx::Fabric& open) { return copy_counters(open.statistics(), out, max); });
 }
 
 int64_t pdx_fabric_domain_statistics(pdx_fabric* fabric, uint32_t domain, uint64_t* out, size_t max) {
-    return copy_counters(fabric->fabric.domains()[domain].statistics(), out, max);
+    return with(fabric,
+                [&](pdx::Fabric& open) { return copy_counters(open.domains()[domain].statistics(), out, max); });
 }

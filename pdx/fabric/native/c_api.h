@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define PDX_FABRIC_ABI 5
+#define PDX_FABRIC_ABI 6
 #define PDX_FABRIC_MAX_DOMAINS 8
 #define PDX_FABRIC_MAX_PARTS 64
 
@@ -90,7 +90,10 @@ PDX_API int64_t pdx_fabric_load(const char* paths, char* chosen, size_t chosen_b
 PDX_API int64_t pdx_fabric_provider(int32_t provider, char* name, size_t name_bytes);
 
 PDX_API int64_t pdx_fabric_open(const pdx_fabric_options* options, pdx_fabric** out);
+/* Waits for the calls of other threads; later ones are refused (EBADF). A second one does nothing. */
 PDX_API void pdx_fabric_close(pdx_fabric* fabric);
+/* Closes, and frees the handle: no call may follow or run. */
+PDX_API void pdx_fabric_delete(pdx_fabric* fabric);
 PDX_API int64_t pdx_fabric_fd(pdx_fabric* fabric);
 
 PDX_API int64_t pdx_fabric_register(pdx_fabric* fabric, const pdx_fabric_part* parts, size_t num_parts);
