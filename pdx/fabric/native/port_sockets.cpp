@@ -2,12 +2,15 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -16,22 +19,34 @@
 namespace pdx {
 namespace {
 
+static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+
 constexpr char kDescriptors[] = "/proc/self/fd";
+
+// Of either family; both have their ports in one place.
+in_port_t port_of(const sockaddr_storage& address) { return reinterpret_cast<const sockaddr_in&>(address).sin_port; }
+
+const in_addr& ipv4(const sockaddr_storage& address) { return reinterpret_cast<const sockaddr_in&>(address).sin_addr; }
+
+const in6_addr& ipv6(const sockaddr_storage& address) {
+    return reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+}
+
+bool is_same_host(const sockaddr_storage& a, const sockaddr_storage& b) {
+    if (a.ss_family != b.ss_family) return false;
+    if (a.ss_family == AF_INET) return ipv4(a).s_addr == ipv4(b).s_addr;
+    return a.ss_family == AF_INET6 && IN6_ARE_ADDR_EQUAL(&ipv6(a), &ipv6(b));
+}
+
+bool is_any(const sockaddr_storage& address) {
+    if (address.ss_family == AF_INET) return ipv4(address).s_addr == htonl(INADDR_ANY);
+    return address.ss_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&ipv6(address));
+}
 
 // The same port of the same address, or of any where the listener takes all.
 bool is_on(const sockaddr_storage& local, const sockaddr_storage& listener) {
-    if (local.ss_family != listener.ss_family) return false;
-    if (local.ss_family == AF_INET) {
-        const auto& a = reinterpret_cast<const sockaddr_in&>(local);
-        const auto& b = reinterpret_cast<const sockaddr_in&>(listener);
-        return a.sin_port == b.sin_port &&
-               (b.sin_addr.s_addr == htonl(INADDR_ANY) || a.sin_addr.s_addr == b.sin_addr.s_addr);
-    }
-    if (local.ss_family != AF_INET6) return false;
-    const auto& a = reinterpret_cast<const sockaddr_in6&>(local);
-    const auto& b = reinterpret_cast<const sockaddr_in6&>(listener);
-    return a.sin6_port == b.sin6_port && (IN6_IS_ADDR_UNSPECIFIED(&b.sin6_addr) ||
-                                          std::memcmp(&a.sin6_addr, &b.sin6_addr, sizeof a.sin6_addr) == 0);
+    return local.ss_family == listener.ss_family && port_of(local) == port_of(listener) &&
+           (is_any(listener) || is_same_host(local, listener));
 }
 
 bool is_socket(const char* number) {
@@ -77,15 +92,25 @@ void for_each_stream(OnSocket on_socket) {
     }
 }
 
-// Only an address of this host can be bound.
-bool is_of_this_host(sockaddr_storage address) {
-    if (address.ss_family == AF_INET) reinterpret_cast<sockaddr_in&>(address).sin_port = 0;
-    if (address.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6&>(address).sin6_port = 0;
-    const int probe = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (probe < 0) return false;
-    const bool bound = bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-    close(probe);
-    return bound;
+// An interface's address, or one of the loopback interface's network (127.0.0.2).
+bool is_at(const ifaddrs& interface, const sockaddr_storage& wanted) {
+    if (!interface.ifa_addr || interface.ifa_addr->sa_family != wanted.ss_family) return false;
+    const auto& own = reinterpret_cast<const sockaddr_storage&>(*interface.ifa_addr);
+    if (is_same_host(own, wanted)) return true;
+    if (wanted.ss_family != AF_INET || !(interface.ifa_flags & IFF_LOOPBACK) || !interface.ifa_netmask) return false;
+    const auto& mask = reinterpret_cast<const sockaddr_storage&>(*interface.ifa_netmask);
+    return !((ipv4(own).s_addr ^ ipv4(wanted).s_addr) & ipv4(mask).s_addr);
+}
+
+// That an address can be bound proves nothing: where net.ipv4.ip_nonlocal_bind is set, as on hosts that take over each
+// other's addresses, all can.
+bool is_of_this_host(const sockaddr_storage& wanted) {
+    ifaddrs* interfaces = nullptr;
+    if (getifaddrs(&interfaces)) return false;
+    const ifaddrs* each = interfaces;
+    while (each && !is_at(*each, wanted)) each = each->ifa_next;
+    freeifaddrs(interfaces);
+    return each != nullptr;
 }
 
 }  // namespace

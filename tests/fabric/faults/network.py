@@ -18,7 +18,7 @@ from typing import Any, Final
 from pdx.fabric import FabricOptions
 from tests.fabric.sides import Child, RemoteSide
 
-__all__ = ["Cable", "Hosts", "Relay", "lacks"]
+__all__ = ["Cable", "Hosts", "Relay", "inside", "lacks"]
 
 _TOOLS: Final = ("ip", "nsenter", "unshare")
 #: The two hosts' addresses; each kind of network has its own.

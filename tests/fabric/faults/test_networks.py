@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.fabric.batches import dense
-from tests.fabric.faults.network import Cable, Hosts, Relay
+from tests.fabric.faults.network import Cable, Hosts, Relay, inside
 from tests.fabric.faults.process import congestion_controls, default_congestion_control
 from tests.fabric.sides import RemoteSide, assert_serves, join
 
@@ -30,11 +30,15 @@ def _wait_beats(side: RemoteSide, count: int) -> None:
     side.wait_statistic("beats_sent", side.statistics().beats_sent + count)
 
 
+@pytest.mark.parametrize("nonlocal_bind", [0, 1])
 def test_another_host_is_written_to_with_the_congestion_control_that_is_set_here(
-    hosts: Hosts, cable: Cable
+    hosts: Hosts, cable: Cable, nonlocal_bind: int
 ) -> None:
+    """Also where the system lets a socket be bound to an address of another host."""
     if default_congestion_control() == "reno":
         pytest.skip("reno is this host's default")
+    for pid in hosts.pids:
+        inside(pid, f"echo {nonlocal_bind} > /proc/sys/net/ipv4/ip_nonlocal_bind")
     a, b = hosts.sides(cable, NUM_PAGES * PAGE_BYTES)
     join(a, b)
     assert a.run(congestion_controls) == {default_congestion_control()}
