@@ -11,6 +11,7 @@ from pdx.fabric.interface import PageBatch
 __all__ = ["check_batch", "check_unsigned", "check_word_address"]
 
 _UINT64 = (1 << 64) - 1
+_UINT32 = (1 << 32) - 1
 
 
 def check_batch(batch: PageBatch) -> None:
@@ -27,6 +28,9 @@ def check_batch(batch: PageBatch) -> None:
         )
     if batch.page_bytes <= 0 or batch.num_layers < 0:
         raise FabricError("a batch needs page_bytes above 0 and no negative number of layers")
+    if batch.num_layers > _UINT32:
+        raise FabricError(f"a batch of {batch.num_layers} layers: it may have {_UINT32}")
+    check_unsigned("page_bytes", batch.page_bytes)
     check_unsigned("src_offset", batch.src_offset)
     check_unsigned("dst_offset", batch.dst_offset)
     check_unsigned("src_layer_stride", batch.src_layer_stride)

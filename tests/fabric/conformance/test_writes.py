@@ -237,6 +237,8 @@ def _bad(**changes: Any) -> PageBatch:
         {"dst_offset": -1},
         {"page_bytes": 0},
         {"num_layers": -1},
+        {"num_layers": 1 << 32},
+        {"page_bytes": 1 << 64},
         {"dst_pages": np.array([0], np.uint32)},
         {"dst_pages": np.array([0, 1], np.int64)},
         {"dst_pages": np.array([[0, 1]], np.uint32)},
