@@ -158,14 +158,19 @@ def transfer(
     from pdx.fabric.bench.run import run_rounds
 
     if listen is not None:
+        if peer is not None or compare is not None:
+            raise ConfigError("--listen receives only; leave out --peer and --compare")
         _listen(listen, bind or ())
         return
     provider = _provider(fabric, peer)
+    if bind and provider == "shm":
+        raise ConfigError("--fabric shm needs no address; leave out --bind")
     comparisons = [name for name in (compare or "").split(",") if name]
     if peer is not None and comparisons:
         raise ConfigError("--compare measures on this host; leave out --peer")
     plan = _plan(sizes, pages, layers, neighbours, pool, rounds, seconds)
     check_plot(plot)
+    _check_memory(plan.pool_bytes, 1 if peer is not None else 2)
     with contextlib.ExitStack() as stack:
         systems: list[System]
         if peer is not None:
@@ -231,6 +236,18 @@ def _plan(
     return plan
 
 
+def _check_memory(pool_bytes: int, count: int) -> None:
+    """The pools are filled, and what runs out of memory then is the whole host."""
+    from pdx.fabric.bench.pattern import available_bytes
+
+    available = available_bytes()
+    if available is not None and count * pool_bytes > available:
+        raise ConfigError(
+            f"--pool {pool_bytes >> 20}M is for each side: this host has "
+            f"{available >> 20}M of memory left for {count}"
+        )
+
+
 def _bytes(flag: str, text: str) -> int:
     match = re.fullmatch(r"(\d+)([KM]?)", text.strip().upper())
     if match is None or int(match[1]) == 0:
@@ -258,16 +275,21 @@ def _listen(where: str, bind: Sequence[str]) -> None:
     except OSError as error:
         raise ConfigError(f"cannot listen on {where}: {error}") from error
     with server:
-        announce(f"listening on {host}:{server.getsockname()[1]}")
+        announce(f"listening on {_at(host, server.getsockname()[1])}")
         while True:
             try:
                 connection, address = server.accept()
                 status_line(f"a writer from {address[0]}")
-                serve(connection, bind or [host], f"{address[0]}:{address[1]}")
+                # Listening on all addresses, the fabric takes the one that the writer has reached.
+                serve(connection, bind or [connection.getsockname()[0]], _at(*address[:2]))
             except (FabricError, PeerError) as error:
                 status_line(f"the writer's run ended: {error.message}")
             except KeyboardInterrupt:
                 return
+
+
+def _at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _to_peer(

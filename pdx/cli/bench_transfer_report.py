@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pdx.fabric.bench.figures import MIN_CONFIDENT
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -42,8 +44,14 @@ def print_text(plan: Plan, provider: str, figures: Sequence[Figure], latency: La
     console = Console()
     console.print(_rates(plan, provider, figures))
     console.print(_pdx_table(figures, latency))
-    console.print("Under a ratio: what it lies between with 95 % confidence.", highlight=False)
+    console.print(f"Under a ratio: {_meaning(plan.rounds)}.", highlight=False)
     console.print(f"Load of this machine: {os.getloadavg()[0]:.1f}.", highlight=False)
+
+
+def _meaning(rounds: int) -> str:
+    if rounds < MIN_CONFIDENT:
+        return f"its least and its most (95 % confidence takes {MIN_CONFIDENT} rounds)"
+    return "what it lies between with 95 % confidence"
 
 
 def _rates(plan: Plan, provider: str, figures: Sequence[Figure]) -> Table:

@@ -42,6 +42,8 @@ def topology(
     """Show GPUs, NICs and cores, and which NIC and core serve which GPU, with reasons."""
     from pdx.fabric.topology import read_topology
 
+    if svg is not None and svg.suffix.lower() != ".svg":
+        raise ConfigError(f"{svg}: the drawing is .svg", hint=f"{svg.with_suffix('.svg')}")
     if not sysfs.is_dir():
         raise ConfigError(f"{sysfs} is no folder", hint="it must hold sys, proc and dev")
     found = read_topology(sysfs)

@@ -66,7 +66,9 @@ def test_limits_are_measured_in_the_same_rounds(provider: str, tmp_path: Path) -
         assert figure["wrong"] == 0
         assert figure["to_memcpy"] and figure["to_raw"]
     assert "raw x4" in plot.read_text("utf-8")
-    assert "pdx / better raw" in bench("--fabric", provider, "--compare", "raw").stdout
+    table = bench("--fabric", provider, "--compare", "raw").stdout
+    assert "pdx / better raw" in table
+    assert "its least and its most (95 % confidence takes 6 rounds)" in table
 
 
 def _binds(*last: int) -> list[str]:
@@ -88,6 +90,25 @@ def test_another_process_listens_and_each_side_has_its_own_addresses() -> None:
             assert figures_of(run)["pdx", 4096]["wrong"] == 0
         receiver.send_signal(signal.SIGINT)
         assert receiver.wait(20) == 0
+    finally:
+        receiver.kill()
+        receiver.communicate()
+
+
+@pytest.mark.parametrize(("everywhere", "here"), [("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")])
+def test_a_receiver_that_listens_everywhere_takes_the_address_that_was_reached(
+    everywhere: str, here: str
+) -> None:
+    receiver = subprocess.Popen(
+        [sys.executable, "-m", "pdx", "bench", "transfer", "--listen", f"{everywhere}:0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert receiver.stdout is not None
+        place, _, port = receiver.stdout.readline().split()[-1].rpartition(":")
+        assert place == everywhere
+        assert figures_of(bench("--peer", f"{here}:{port}", "--json"))["pdx", 4096]["wrong"] == 0
     finally:
         receiver.kill()
         receiver.communicate()
@@ -149,6 +170,10 @@ def test_a_killed_bench_leaves_no_process_and_no_memory(provider: str) -> None:
         (("--compare", "ucx"), "--compare ucx"),
         (("--plot", "rates.pdf"), "plots are .svg or .png"),
         (("--compare", "nixl", "--peers-python", sys.executable), "nixl is not installed"),
+        (("--compare", "nixl", "--peers-python", "/nowhere"), "--peers-python /nowhere does not"),
+        (("--listen", "127.0.0.1:0", "--peer", "127.0.0.1:1"), "leave out --peer"),
+        (("--fabric", "shm", "--bind", "127.0.0.2"), "leave out --bind"),
+        (("--pool", "99999999M"), "of memory left for 2"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_measured(

@@ -214,13 +214,16 @@ def _peers(
     comparison: str, provider: Provider, pool_bytes: int, memory: Memory, python: str
 ) -> list[System]:
     module = {"nixl": "nixl._api", "mooncake": "mooncake.engine"}[comparison]
-    run = subprocess.run(
-        [python, "-c", f"import {module}"],
-        capture_output=True,
-        env=os.environ | _QUIET,
-        check=False,
-        timeout=60,
-    )
+    try:
+        run = subprocess.run(
+            [python, "-c", f"import {module}"],
+            capture_output=True,
+            env=os.environ | _QUIET,
+            check=False,
+            timeout=60,
+        )
+    except OSError as error:
+        raise ConfigError(f"--peers-python {python} does not run: {error.strerror}") from error
     # NIXL may crash at the interpreter's exit, after the import went well.
     if run.returncode > 0:
         raise ConfigError(

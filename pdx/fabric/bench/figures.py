@@ -9,9 +9,11 @@ from statistics import median
 
 from pdx.fabric.bench.systems import Sample
 
-__all__ = ["Figure", "Interval", "Results", "interval_of"]
+__all__ = ["MIN_CONFIDENT", "Figure", "Interval", "Results", "interval_of"]
 
 _CONFIDENCE = 0.95
+#: Samples from which on the extremes hold the median with that confidence: 1 - 2 / 2**6.
+MIN_CONFIDENT = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

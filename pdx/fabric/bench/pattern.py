@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Cell",
     "Memory",
+    "available_bytes",
     "count_wrong",
     "fill",
     "map_pool",
@@ -79,6 +81,16 @@ def shared_memory(num_bytes: int) -> Iterator[Memory]:
     finally:
         os.close(memory.source_fd)
         os.close(memory.target_fd)
+
+
+def available_bytes() -> int | None:
+    """Memory of this host that nobody needs, as Linux estimates it; None: not told."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = (line.split() for line in lines if line.startswith("MemAvailable:"))
+    return next((int(number) << 10 for _, number, _ in found), None)
 
 
 def new_file(num_bytes: int) -> int:

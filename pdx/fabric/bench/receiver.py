@@ -24,7 +24,7 @@ from pdx.fabric.bench.channel import (
 )
 from pdx.fabric.bench.echo import answer_pages
 from pdx.fabric.bench.endpoint import Endpoint
-from pdx.fabric.bench.pattern import Cell, count_wrong
+from pdx.fabric.bench.pattern import Cell, available_bytes, count_wrong
 from pdx.fabric.interface import Arrived
 
 __all__ = ["MAX_POOL_BYTES", "SLOT", "check_cell", "serve"]
@@ -51,7 +51,7 @@ def serve(
     channel = Channel(connection, peer)
     try:
         hello = channel.expect(Hello)
-        _check_hello(hello)
+        _check_hello(hello, new_memory=file is None)
         endpoint = Endpoint(hello.provider, bind_hosts, hello.pool_bytes, file=file)
         try:
             channel.send(
@@ -82,11 +82,14 @@ def check_cell(cell: Cell, pool_bytes: int) -> None:
         raise ProtocolError(f"a cell that does not fit {pool_bytes} bytes: {cell}")
 
 
-def _check_hello(hello: Hello) -> None:
+def _check_hello(hello: Hello, *, new_memory: bool) -> None:
     if hello.version != BENCH_VERSION:
         raise ProtocolError(f"the writer's bench is version {hello.version}, not {BENCH_VERSION}")
     if not 4096 <= hello.pool_bytes <= MAX_POOL_BYTES:
         raise ProtocolError(f"a pool of {hello.pool_bytes} bytes is above {MAX_POOL_BYTES}")
+    available = available_bytes() if new_memory else None
+    if available is not None and hello.pool_bytes > available:
+        raise ProtocolError(f"a pool of {hello.pool_bytes} bytes: {available} are left here")
 
 
 def _serve_cells(channel: Channel, endpoint: Endpoint, pool_bytes: int) -> None:

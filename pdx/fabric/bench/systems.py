@@ -208,7 +208,7 @@ def local_receiver(
 
 def remote_receiver(host: str, port: int) -> tuple[Channel, str]:
     """The connection to `pdx bench transfer --listen`, and this host's address on it."""
-    peer = f"{host}:{port}"
+    peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         connection = socket.create_connection((host, port), timeout=_CONNECT_S)
     except OSError as error:

@@ -85,6 +85,10 @@ def test_unwritable_svg_and_missing_root_are_refused(tmp_path: Path) -> None:
     result = run("--svg", tmp_path / "no" / "x.svg")
     assert result.returncode == 2
     assert result.stderr.startswith("error: cannot write")
+    result = run("--svg", tmp_path / "x.png")
+    assert result.returncode == 2
+    assert "the drawing is .svg" in result.stderr
+    assert not (tmp_path / "x.png").exists()
     result = run("--sysfs", tmp_path / "no")
     assert result.returncode == 2
     assert "is no folder" in result.stderr
