@@ -31,7 +31,13 @@ from pdx.runner.device import RankDevice
 from pdx.runner.progress import Progress
 from pdx.runner.requests import PassInputs
 
-__all__ = ["DecodeGraphs", "GraphSettings", "batch_sizes", "capture_decode_graphs"]
+__all__ = [
+    "CaptureOfAll",
+    "DecodeGraphs",
+    "GraphSettings",
+    "batch_sizes",
+    "capture_decode_graphs",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +109,7 @@ def capture_decode_graphs(
         return hidden
 
     progress.begin(0, buffers.pass_base)
-    capture = _CaptureOfAll(settings.capture, tp, device.torch_device)
+    capture = CaptureOfAll(settings.capture, tp, device.torch_device)
     graphs = None
     try:
         graphs = StepGraphs(step, buffers, settings.sizes, capture)
@@ -119,7 +125,7 @@ def capture_decode_graphs(
     )
 
 
-class _CaptureOfAll:
+class CaptureOfAll:
     """Captures on all ranks of a group or on none: the sums within a graph wait for every rank."""
 
     def __init__(self, capture: GraphCapture, tp: TpGroup, device: torch.device) -> None:

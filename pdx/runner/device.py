@@ -110,8 +110,13 @@ class RankDevice:
             check_room(str(self.torch_device), what, num_bytes, free, total)
 
     def free_bytes(self) -> int:
-        """Free memory of the GPU, whoever takes it; 0 on a host, which is not asked."""
-        return torch.cuda.mem_get_info(self.torch_device)[0] if self._is_gpu else 0
+        """Free memory of the GPU once torch has given back what it keeps for later; 0 on a host,
+        which is not asked.
+        """
+        if not self._is_gpu:
+            return 0
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.torch_device)[0]
 
 
 class _Pinned:

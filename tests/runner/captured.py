@@ -2,11 +2,14 @@
 
 `python -m tests.runner.captured FOLDER,SCRIPT[,KV_DTYPE]...`, with PDX_KERNELS=interpret and
 TRITON_INTERPRET=1: a recorder takes the part of the capture. Prints JSON, an entry an argument.
+In a script's place "waits" or "drafts": a rank that has no graphs because of it.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -24,6 +28,7 @@ from pdx.request.request import SamplingParams
 from pdx.runner.decode_graphs import GraphSettings
 from pdx.runner.device import RankDevice
 from tests.runner.kernel_runner import KernelRunner, kernel_runner
+from tests.runner.waits import ask
 
 NUM_PAGES = 12
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0, logprobs=1)
@@ -150,8 +155,9 @@ SCRIPTS = {"long": (long_script, (1, 3)), "short": (short_script, (3,))}
 class Run:
     """What one rank gave in all passes."""
 
-    #: Tokens with all that is told of them, and prompt scores.
-    outputs: list[tuple[object, object]] = field(default_factory=list)
+    #: Of each pass: request, token, ids of the likeliest and log-probability of all that was drawn
+    #: or scored.
+    outputs: list[list[Any]] = field(default_factory=list)
     #: Values that the word has had: of each pass that a graph should run.
     words: list[list[int]] = field(default_factory=list)
     #: The size of the graph that ran each pass, and of the one that should have; 0: none.
@@ -183,8 +189,11 @@ def run_all(
         )
         script.took(output)
         assert word(rank) == end_value(pass_idx, num_layers)
-        tokens = [(t.request_id, t.token_id, t.logprob, t.top) for t in output.tokens]
-        found.outputs.append((tokens, [str(scores) for scores in output.prompt_scores]))
+        told = [(token.request_id, token) for token in output.tokens]
+        told += [(each.request_id, token) for each in output.prompt_scores for token in each.tokens]
+        found.outputs.append(
+            [[request, t.token_id, [i for i, _ in t.top], t.logprob] for request, t in told]
+        )
         found.replayed.append(sum(replays.sizes))
         found.expected.append(min(s for s in sizes if s >= len(steps)) if is_captured else 0)
         if is_captured:
@@ -210,6 +219,14 @@ def captured_runner(
     assert word(rank) == 0, "a capture published"
     assert not num_differing(rank.kv, before), "a capture wrote to a page"
     return rank
+
+
+def check_outputs(found: list[Any], wanted: list[Any], *, tolerance: float) -> None:
+    """Of two runs: tokens are equal, what is told of them is near."""
+    assert sum(map(len, found)) >= 7
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert [token[:3] for token in ours] == [token[:3] for token in theirs]
+        assert [t[3] for t in ours] == pytest.approx([t[3] for t in theirs], abs=tolerance)
 
 
 def num_differing(x: Tensor, y: Tensor) -> int:
@@ -251,10 +268,45 @@ def compare(folder: Path, script: str, kv_dtype: str | None = None) -> dict[str,
     }
 
 
+def without_graphs(
+    folder: Path, cause: str, device: RankDevice, capture: GraphCapture
+) -> dict[str, Any]:
+    """A warm-up that gives no graphs, and a pass behind it."""
+    messages = logging.StreamHandler(io.StringIO())
+    logging.getLogger("pdx").addHandler(messages)
+    settings = GraphSettings(capture=capture, sizes=(1,), max_context_len=32)
+    rank = kernel_runner(
+        folder, device, num_pages=2, drafts=cause == "drafts", graph_settings=settings
+    )
+    if cause == "waits":
+        rank.runner._model.model.norm.register_forward_pre_hook(ask)
+    rank.runner.warm_up()
+    told = {
+        "is_none": rank.runner.graphs is None,
+        "log": messages.stream.getvalue().splitlines(),
+        "word": word(rank),
+        "kv_is_untouched": bool(rank.kv.isnan().all()),
+    }
+    script = Script()
+    script.start(0, [30], GREEDY)
+    output = rank.runner.execute(
+        Batch(pass_idx=1, starts=script.starts, steps=[step(0, (1,))], removes=[])
+    )
+    return told | {"num_tokens": len(output.tokens)}
+
+
 def main() -> None:
+    from tests.kernels.triton.recorder import Recorder
+
     torch.set_num_threads(1)
-    jobs = [argument.split(",") for argument in sys.argv[1:]]
-    print(json.dumps([compare(Path(folder), *options) for folder, *options in jobs]))
+    found = []
+    for job in sys.argv[1:]:
+        folder, what, *options = job.split(",")
+        if what in SCRIPTS:
+            found.append(compare(Path(folder), what, *options))
+        else:
+            found.append(without_graphs(Path(folder), what, host(), Recorder()))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from pdx.config.model import ModelConfig
 from pdx.kernels.ops import ops_for
 from pdx.kv.geometry import kv_layout
 from pdx.kv.layout import KvLayout
-from pdx.models.registry import build_drafts, build_model
+from pdx.models.registry import add_draft_layer, build_drafts, build_model
 from pdx.models.sharding import LoneRank
 from pdx.request.batch import RequestStep
 from pdx.runner.decode_graphs import GraphSettings
 from pdx.runner.device import RankDevice
+from pdx.runner.drafting import Drafter
 from pdx.runner.memory import ExportedKv, export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
 from pdx.runner.progress import KernelProgress
@@ -42,6 +43,7 @@ def kernel_runner(
     kv_device: torch.device | None = None,
     num_pages: int = 32,
     kv_dtype: str | None = None,
+    drafts: bool = False,
     graph_settings: GraphSettings | None = None,
 ) -> KernelRunner:
     """A loaded model over poisoned pages of 16 tokens.
@@ -49,22 +51,29 @@ def kernel_runner(
     Args:
         kv_device: where the KV memory is asked for, where that is not ``device``.
         kv_dtype: where it is not ``dtype``: "float8".
+        drafts: whether the layer that drafts is used.
         graph_settings: for a runner that captures in its warm-up.
     """
     config = ModelConfig.load(folder)
     own = device.torch_device
     ops = ops_for(str(own))
     assert ops.reads_device_batch
+    drafter, left_on_disk = None, None
     with torch.device("meta"):
-        model, drafts = build_model(config, ops), build_drafts(config, ops)
+        model = build_model(config, ops)
+        if drafts:
+            layer = add_draft_layer(model, config, ops, LoneRank())
+            drafter = Drafter(model, layer, LoneRank())
+        else:
+            left_on_disk = build_drafts(config, ops)
     torch_dtype = getattr(torch, dtype)
     load_parameters(
         *(model, folder, torch_dtype, lambda done, total: None, config.quantization),
-        left_on_disk=drafts,
+        left_on_disk=left_on_disk,
         device=own,
         keeps_float8=ops.keeps_float8,
     )
-    layout = kv_layout(config, 16, num_pages, kv_dtype or dtype)
+    layout = kv_layout(config, 16, num_pages, kv_dtype or dtype, drafts=drafts)
     of_kv = torch_dtype
     if kv_dtype is not None:
         of_kv = torch.float8_e4m3fn if config.mla is None else torch.uint8
@@ -72,7 +81,7 @@ def kernel_runner(
     memory, eventfd, _ = export_progress()
     progress = KernelProgress(memory.mapping, eventfd, own)
     runner = ModelRunner(
-        *(model.eval(), config, kv, layout, progress, LoneRank(), [3], device),
+        *(model.eval(), config, kv, layout, progress, LoneRank(), [3], device, drafter),
         graph_settings=graph_settings,
     )
     return KernelRunner(
