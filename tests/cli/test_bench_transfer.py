@@ -274,7 +274,9 @@ def test_ratios_are_of_the_same_round() -> None:
     assert pdx.to_raw is not None and raw.pdx_to_this is not None
     assert (pdx.to_raw.low, pdx.to_raw.median, pdx.to_raw.high) == (0.5, 0.5, 1.0)
     assert raw.pdx_to_this.median == 1.0
-    assert "<polyline" in throughput_svg(results.figures(), "one size")
+    svg = throughput_svg(results.figures(), "one size")
+    assert "<polyline" in svg
+    assert svg.count("<circle") == 3
 
 
 def test_sizes_read_as_people_write_them() -> None:

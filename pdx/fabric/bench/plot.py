@@ -70,6 +70,10 @@ def throughput_svg(figures: Sequence[Figure], title: str) -> str:
                 f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" '
                 f'stroke="{colour}" stroke-opacity="0.5" stroke-width="4"/>'
             )
+            # A line of one size, or an interval of one round, would not be seen.
+            parts.append(
+                f'<circle cx="{x:.1f}" cy="{y_of(f.gb_per_s.median):.1f}" r="3" fill="{colour}"/>'
+            )
         y = _TOP + _HEIGHT + 50 + _LINE * i
         parts.append(f'<rect x="{_LEFT}" y="{y - 7}" width="18" height="4" fill="{colour}"/>')
         parts.append(f'<text x="{_LEFT + 26}" y="{y}">{escape(system)}</text>')
