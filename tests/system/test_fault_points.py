@@ -156,3 +156,25 @@ def test_c2_a_breaker_opens_prompts_run_here_and_a_probe_heals_it(
         assert is_healed()
         assert node.counts()["links_lost"] == 0
         node.wait_clean()
+
+
+def test_a_breaker_forgets_what_another_process_failed(
+    tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
+) -> None:
+    prompt = prompt_of(tiny_prompt_ids, 40)
+    wanted = tiny_oracle.greedy(prompt, 8)
+    options = [*KV, "--breaker-pause", "3600"]
+    with prefiller(tiny_llama, tmp_path / "p0.log", *KV, PDX_FAULT="reject-prefill") as broken:
+        address = broken.address
+        with decoder(address, tmp_path / "d.log", *options) as node:
+            for _ in range(5):
+                assert wanted.agrees_with(node.complete(prompt, 8))
+            node.wait_count("breakers_opened", 1)
+            broken.kill()
+            wait_until(lambda: not node.counts()["prefillers"], timeout_s=5, what="it is missed")
+            with prefiller(tiny_llama, tmp_path / "p1.log", *KV, "--listen", address):
+                node.wait_healthy()
+                answer = node.post(prompt, 8).json()
+                assert wanted.agrees_with(answer["choices"][0]["token_ids"])
+                assert node.timeline(answer["id"])["prefiller"] == address
+                node.wait_clean()
