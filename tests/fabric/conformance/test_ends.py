@@ -215,7 +215,8 @@ def test_a_stopped_peer_is_lost_and_over_shm_our_pages_stay_held(provider: str, 
     assert pair.now_ns() - stopped < 2_500_000_000
     pair.here.fabric.fence(here)
     if provider == "shm":
-        assert pair.here.wait("TransferDone", transfer=transfer).code == errno.ECANCELED
+        done = pair.here.wait("TransferDone", transfer=transfer)
+        assert (done.code, done.posted_atoms, done.failed_atoms) == (errno.ECANCELED, 5, 5)
         with pytest.raises(FabricError, match="still used"):
             pair.here.fabric.unregister(pair.here.region)
         assert not pair.here.pending()
