@@ -30,7 +30,7 @@ from pdx.runner.model_runner import ModelRunner
 from pdx.runner.progress import HostProgress, KernelProgress, Progress
 from pdx.weights.load import load_parameters
 
-__all__ = ["check_weights", "serve"]
+__all__ = ["check_weights", "graph_settings", "serve"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT8 = "float8"
@@ -64,7 +64,7 @@ def serve(channel: Channel) -> None:
             progress = KernelProgress(progress_memory.mapping, eventfd, device.torch_device)
         runner = ModelRunner(
             *(model, model_config, kv, layout, progress, tp, tokenless_ids, device, drafter),
-            graph_settings=_graph_settings(config, model_config, layout, device),
+            graph_settings=graph_settings(config, model_config, layout, device),
         )
         runner.warm_up()
     # What is loaded stays: the collector need not look at it again in the middle of a pass.
@@ -122,11 +122,11 @@ def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:
     )
 
 
-def _graph_settings(
+def graph_settings(
     config: RankConfig, model_config: ModelConfig, layout: KvLayout, device: RankDevice
 ) -> GraphSettings | None:
-    """None: nothing is captured. The same on all ranks of a group, which are on GPUs and sum with
-    NCCL, or are all on a CPU and sum with gloo, which no graph can hold.
+    """What a rank captures; None: nothing. The same on all ranks of a group: they are on GPUs and
+    sum with NCCL, or all on a CPU and sum with gloo, which no graph can hold.
     """
     if device.torch_device.type != "cuda" or not config.graph_batch:
         return None

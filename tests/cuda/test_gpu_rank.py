@@ -33,8 +33,12 @@ def test_float32_text_is_transformers(
     folder: Path = request.getfixturevalue(model)
     expected: Oracle = request.getfixturevalue(oracle)
     prompt = tiny_prompt_ids[:129]
-    with RankProcess(rank_config(folder, device="cuda"), timeout_s=200) as rank:
-        assert rank.wait_ready().cuda_device == 0
+    config = rank_config(folder, device="cuda", graph_batch=2)
+    with RankProcess(config, timeout_s=200) as rank:
+        ready = rank.wait_ready()
+        assert ready.cuda_device == 0
+        assert ready.graph_bytes is not None, "its steps are not captured"
+        assert rank.progress_value == 0
         tokens = rank.generate(1, prompt, 24, list(range(64))[::-1])
         assert rank.progress_value == end_value(rank.pass_idx, _num_layers(folder))
     assert expected.greedy(prompt, 24).agrees_with([token.token_id for token in tokens])

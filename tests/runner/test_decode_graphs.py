@@ -6,15 +6,21 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from pdx.config.engine import EngineConfig
+from pdx.config.model import ModelConfig
 from pdx.kernels.step_graphs import Captured, CaptureRefused
+from pdx.kv.geometry import kv_layout
 from pdx.runner.decode_graphs import CaptureOfAll, batch_sizes
+from pdx.runner.device import RankDevice
+from pdx.runner.process import graph_settings
 from tests.models.test_sharding import ThreadGroup
+from tests.runner.rank_process import rank_config
 
 
 @pytest.mark.parametrize(
@@ -29,6 +35,14 @@ def test_no_more_requests_are_captured_than_hold_pages() -> None:
     assert EngineConfig(max_num_seqs=3).graph_batch == 3
     assert EngineConfig(max_num_seqs=1000).graph_batch == 128
     assert EngineConfig(cuda_graphs=False).graph_batch == 0
+
+
+def test_a_rank_on_a_cpu_captures_nothing(tiny_llama: Path) -> None:
+    config = rank_config(tiny_llama, graph_batch=4)
+    model = ModelConfig.load(tiny_llama)
+    layout = kv_layout(model, 16, 4, "float32")
+    device = RankDevice(torch.device("cpu"), staged=True)
+    assert graph_settings(config, model, layout, device) is None
 
 
 @dataclass(frozen=True)

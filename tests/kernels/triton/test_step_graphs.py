@@ -202,6 +202,7 @@ def test_what_waits_or_brings_something_is_refused(spoil: Callable[[Tensor], Ten
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of padding, which attends to nothing
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_qwen3_moe", "tiny_deepseek"])
 def test_models_steps_are_captured(model: str, request: pytest.FixtureRequest) -> None:
