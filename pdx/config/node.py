@@ -115,7 +115,7 @@ class RecoveryConfig:
 
     local_fallback: bool = setting(
         True,
-        "A decoder prefills prompts by itself while no prefiller can.",
+        "A decoder prefills prompts by itself while no prefiller is connected and well.",
         key="local_fallback",
         section="fabric",
     )
