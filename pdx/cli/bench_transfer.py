@@ -266,6 +266,7 @@ def _listen(where: str, bind: Sequence[str]) -> None:
     """Serve one writer after another, until SIGINT."""
     import socket
 
+    from pdx.fabric.bench.channel import peer_name
     from pdx.fabric.bench.receiver import serve
 
     host, port = _host_port("--listen", where)
@@ -275,21 +276,17 @@ def _listen(where: str, bind: Sequence[str]) -> None:
     except OSError as error:
         raise ConfigError(f"cannot listen on {where}: {error}") from error
     with server:
-        announce(f"listening on {_at(host, server.getsockname()[1])}")
+        announce(f"listening on {peer_name(host, server.getsockname()[1])}")
         while True:
             try:
                 connection, address = server.accept()
                 status_line(f"a writer from {address[0]}")
                 # Listening on all addresses, the fabric takes the one that the writer has reached.
-                serve(connection, bind or [connection.getsockname()[0]], _at(*address[:2]))
+                serve(connection, bind or [connection.getsockname()[0]], peer_name(*address[:2]))
             except (FabricError, PeerError) as error:
                 status_line(f"the writer's run ended: {error.message}")
             except KeyboardInterrupt:
                 return
-
-
-def _at(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _to_peer(

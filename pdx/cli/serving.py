@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pdx.cli.output import status_line
 from pdx.config.heap import keep_receive_buffers_apart
+from pdx.engine.tasks import run_until_one_ends
 from pdx.errors import ConfigError, InternalError
 
 if TYPE_CHECKING:
@@ -143,15 +144,7 @@ async def run_until_drained(node: ServingNode, request: DrainRequest, timeout_s:
         except TimeoutError:
             status_line(f"some requests did not end in {timeout_s:g} s")
 
-    tasks = [asyncio.create_task(node.run()), asyncio.create_task(drain())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+    await run_until_one_ends(node.run(), drain())
 
 
 def run_until_signal(serve: Callable[[DrainRequest], Awaitable[None]]) -> None:

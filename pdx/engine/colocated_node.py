@@ -10,7 +10,7 @@ from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend_bridge import FrontendBridge
 from pdx.engine.loading import LoadedModel
 from pdx.engine.step_loop import StepLoop
-from pdx.engine.tasks import run_until_one_fails
+from pdx.engine.tasks import fail_with_ranks, run_until_one_ends
 from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
@@ -52,9 +52,9 @@ class ColocatedNode:
         Raises:
             PdxError: a process of the node failed; the node must stop.
         """
-        await run_until_one_fails(
+        await run_until_one_ends(
             self._loop.run(),
-            self._watch_rank(),
+            fail_with_ranks(self._loaded.ranks),
             self._bridge.serve(),
             self._bridge.report(self.status),
         )
@@ -66,9 +66,6 @@ class ColocatedNode:
     async def stop(self) -> None:
         """End the frontend."""
         await self._bridge.stop()
-
-    async def _watch_rank(self) -> None:
-        raise await self._loaded.ranks.died()
 
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""

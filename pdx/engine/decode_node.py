@@ -22,7 +22,7 @@ from pdx.engine.peer import PeerConnector
 from pdx.engine.peers import Peers
 from pdx.engine.recovery import Ask, Decision, Place, decide
 from pdx.engine.step_loop import StepLoop
-from pdx.engine.tasks import run_until_one_fails
+from pdx.engine.tasks import fail_with_ranks, run_until_one_ends
 from pdx.engine.transfer_log import TransferLog
 from pdx.errors import CapacityError, InvalidRequest, RequestError
 from pdx.fabric import FabricOptions, open_fabric
@@ -119,9 +119,9 @@ class DecodeNode:
         Raises:
             PdxError: a process of the node failed, or no peer takes us; the node must stop.
         """
-        await run_until_one_fails(
+        await run_until_one_ends(
             self._loop.run(),
-            self._watch_rank(),
+            fail_with_ranks(self._loaded.ranks),
             self._bridge.serve(),
             self._bridge.report(self.status),
             self.peers.run(),
@@ -368,9 +368,6 @@ class DecodeNode:
         return next(own, None)
 
     # ---- health ---------------------------------------------------------------------------
-
-    async def _watch_rank(self) -> None:
-        raise await self._loaded.ranks.died()
 
     def status(self) -> NodeStatus:
         """The node's health, pages and queues."""

@@ -22,7 +22,7 @@ import numpy as np
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.status_page import answer_http, is_http, prefiller_pages
 from pdx.engine.step_loop import StepLoop
-from pdx.engine.tasks import run_until_one_fails
+from pdx.engine.tasks import fail_with_ranks, run_until_one_ends
 from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerLost
 from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Use
@@ -130,7 +130,7 @@ class PrefillNode:
         Raises:
             PdxError: the rank failed; the node must stop.
         """
-        await run_until_one_fails(self._loop.run(), self._watch_rank())
+        await run_until_one_ends(self._loop.run(), fail_with_ranks(self._loaded.ranks))
 
     async def drain(self) -> None:
         """Take nothing new; return when each decoder has all that it asked for, and has left."""
@@ -154,9 +154,6 @@ class PrefillNode:
             await asyncio.wait(waits, timeout=_STOP_S)
         await self._listener.end()
         self._hub.close()
-
-    async def _watch_rank(self) -> None:
-        raise await self._loaded.ranks.died()
 
     # ---- links ----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ __all__ = [
     "Hello",
     "Ready",
     "Verified",
+    "peer_name",
 ]
 
 #: Both sides must be of the same.
@@ -136,3 +137,8 @@ class Channel:
         """End the connection."""
         self._lines.close()
         self._connection.close()
+
+
+def peer_name(host: str, port: int) -> str:
+    """As users write an address: IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

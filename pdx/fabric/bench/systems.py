@@ -26,6 +26,7 @@ from pdx.fabric.bench.channel import (
     Hello,
     Ready,
     Verified,
+    peer_name,
 )
 from pdx.fabric.bench.echo import time_round_trips
 from pdx.fabric.bench.endpoint import Endpoint
@@ -208,7 +209,7 @@ def local_receiver(
 
 def remote_receiver(host: str, port: int) -> tuple[Channel, str]:
     """The connection to `pdx bench transfer --listen`, and this host's address on it."""
-    peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    peer = peer_name(host, port)
     try:
         connection = socket.create_connection((host, port), timeout=_CONNECT_S)
     except OSError as error:

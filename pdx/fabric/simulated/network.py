@@ -165,7 +165,7 @@ class SimulatedNetwork:
         """
         for endpoint in self.node(name).endpoints:
             for flight in endpoint.inbound:
-                yield flight.ranges()[1]
+                yield flight.targets()
             for end in endpoint.link.peer_ends:
                 if (source := self._endpoints.get(end.name)) is not None:
                     yield from (target for _, target in source.link.armed_ranges())
@@ -178,7 +178,7 @@ class SimulatedNetwork:
         for endpoint in (*node.endpoints, *node.pulled_from):
             for flight in endpoint.outbound:
                 if flight.data is None and not flight.lost:
-                    yield flight.ranges()[0]
+                    yield flight.sources()
             yield from (source for source, _ in endpoint.link.armed_ranges())
 
     # ---- faults ---------------------------------------------------------------------------------

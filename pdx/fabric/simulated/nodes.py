@@ -101,12 +101,15 @@ class Flight:
         imm = self.operation.imm
         return Landing(source.node.name, target.node.name, target.link.id, imm, write)
 
-    def ranges(self) -> tuple[list[Range], list[Range]]:
-        """What a write reads and what it writes; of another operation nothing."""
+    def sources(self) -> list[Range]:
+        """What a write reads; of another operation nothing."""
         write = self.operation.write
-        pieces = () if write is None else write.pieces
-        sources = [(piece.src_offset, piece.num_bytes) for piece in pieces]
-        return sources, [(piece.dst_offset, piece.num_bytes) for piece in pieces]
+        return [] if write is None else [(p.src_offset, p.num_bytes) for p in write.pieces]
+
+    def targets(self) -> list[Range]:
+        """What it writes."""
+        write = self.operation.write
+        return [] if write is None else [(p.dst_offset, p.num_bytes) for p in write.pieces]
 
 
 @dataclass(slots=True)
