@@ -13,9 +13,6 @@ def __getattr__(name: str) -> str:
     """
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import PackageNotFoundError, version
+    from pdx.installed import version
 
-    try:
-        return version("pdx")
-    except PackageNotFoundError:  # a source tree that was never installed
-        return "0.0.0"
+    return version()

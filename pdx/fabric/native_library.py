@@ -30,6 +30,7 @@ from typing import Any
 
 from pdx.errors import FabricError
 from pdx.fabric.interface import MAX_DOMAINS, MAX_PARTS
+from pdx.installed import native_library
 
 __all__ = [
     "BATCH_STRUCT",
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 _ABI = 6
-_LIBRARY = "pdx/fabric/native/libpdx_fabric.so"
+_LIBRARY = "fabric/native/libpdx_fabric.so"
 _SYSTEM_LIBFABRIC = "libfabric.so.1"
 
 
@@ -171,7 +172,7 @@ def core() -> CDLL:
     Raises:
         FabricError: it is not built, or is of another version.
     """
-    path = _library_path()
+    path = native_library(_LIBRARY)
     try:
         library = CDLL(str(path))
     except OSError as error:
@@ -195,17 +196,6 @@ def core() -> CDLL:
     library.pdx_fabric_free.argtypes = [c_void_p]
     library.pdx_fabric_free.restype = None
     return library
-
-
-def _library_path() -> Path:
-    # An editable install keeps Python files in the checkout and built ones in site-packages.
-    try:
-        installed = Path(str(importlib.metadata.distribution("pdx").locate_file(_LIBRARY)))
-        if installed.exists():
-            return installed
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    return Path(__file__).parent / "native" / "libpdx_fabric.so"
 
 
 def check(result: int) -> int:

@@ -1,23 +1,15 @@
-"""What kernels take as a layer's KV memory [P, Hkv, 2, S, D], and what they compute it in."""
+"""What kernels take as a layer's KV memory [P, Hkv, 2, S, D]. Needs no Triton."""
 
 from __future__ import annotations
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from pdx.errors import ConfigError
 
-__all__ = ["FLOAT8", "check_float8", "check_kv", "compute_dtype", "triton_dtype"]
+__all__ = ["FLOAT8", "check_float8", "check_kv"]
 
 FLOAT8 = torch.float8_e4m3fn
-_TRITON = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.uint8: tl.uint8,
-    FLOAT8: tl.float8e4nv,
-}
 #: The oldest GPU whose conversions from float8 are instructions.
 _FLOAT8_CAPABILITY = (9, 0)
 
@@ -28,16 +20,6 @@ def check_kv(q: Tensor, kv: Tensor) -> None:
     assert kv.stride()[1:] == (2 * page_size * head_dim, page_size * head_dim, head_dim, 1)
     assert q.shape[1] % num_kv_heads == 0 and q.shape[2] == head_dim and q.stride(2) == 1
     assert kv.dtype in (q.dtype, FLOAT8)
-
-
-def compute_dtype(q: Tensor, kv: Tensor) -> tl.dtype:
-    """float8 holds exactly in float16, whose conversion is one instruction; bfloat16's is three."""
-    return tl.float16 if kv.dtype == FLOAT8 else triton_dtype(q.dtype)
-
-
-def triton_dtype(dtype: torch.dtype) -> tl.dtype:
-    """The kernels' name of a dtype."""
-    return _TRITON[dtype]
 
 
 def check_float8(

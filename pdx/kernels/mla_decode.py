@@ -23,9 +23,9 @@ from pdx.kernels.attention_tiles import (
     tile_pages,
     token_offsets,
 )
-from pdx.kernels.kv_view import triton_dtype
 from pdx.kernels.merge_splits import Splits, merge_splits
 from pdx.kernels.page_tables import PageTables
+from pdx.kernels.triton_dtypes import triton_dtype
 
 __all__ = ["mla_decode"]
 

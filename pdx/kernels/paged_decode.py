@@ -28,9 +28,10 @@ from pdx.kernels.attention_tiles import (
     token_offsets,
 )
 from pdx.kernels.decisions import decode_config, num_splits_for
-from pdx.kernels.kv_view import check_kv, compute_dtype
+from pdx.kernels.kv_view import check_kv
 from pdx.kernels.merge_splits import Splits, merge_splits
 from pdx.kernels.page_tables import PageTables
+from pdx.kernels.triton_dtypes import compute_dtype
 
 __all__ = ["paged_decode"]
 

@@ -25,8 +25,9 @@ from pdx.kernels.attention_tiles import (
     tile_pages,
     token_offsets,
 )
-from pdx.kernels.kv_view import check_kv, compute_dtype
+from pdx.kernels.kv_view import check_kv
 from pdx.kernels.page_tables import PageTables
+from pdx.kernels.triton_dtypes import compute_dtype
 
 __all__ = ["paged_prefill"]
 

@@ -13,6 +13,7 @@ import torch
 from pdx.config.model import ModelConfig
 from pdx.config.token_ids import ids_without_token
 from pdx.errors import ConfigError, WorkerError
+from pdx.kernels.kv_view import check_float8
 from pdx.kernels.ops import Ops, ops_for
 from pdx.kernels.step_graphs import CudaGraphs
 from pdx.kv.geometry import kv_layout, num_pages_of
@@ -152,8 +153,6 @@ def _kv_dtype(config: RankConfig, model_config: ModelConfig, ops: Ops) -> torch.
             "a KV cache in float8 is not served on a CPU, whose ops compute in --dtype",
             hint="use --kv-dtype auto, or --device cuda",
         )
-    from pdx.kernels.kv_view import check_float8  # only ranks with kernels want Triton
-
     if config.device != "cpu":
         check_float8(torch.cuda.get_device_capability())
     return torch.uint8 if model_config.mla is not None else torch.float8_e4m3fn
@@ -167,8 +166,6 @@ def check_weights(model_config: ModelConfig, capability: tuple[int, int]) -> Non
     """
     if model_config.quantization is None:
         return
-    from pdx.kernels.kv_view import check_float8  # only ranks with kernels want Triton
-
     check_float8(
         capability,
         "a checkpoint with float8 weights",

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.metadata
+import re
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 
 from pdx.errors import ConfigError
+from pdx.installed import native_library
 
-__all__ = ["NATIVE_DTYPES", "has_amx", "installed_library", "native_ops"]
+__all__ = ["NATIVE_DTYPES", "has_amx", "native_ops"]
 
 #: What the library computes in; other dtypes take the reference.
 NATIVE_DTYPES = frozenset({torch.float32, torch.bfloat16})
@@ -42,8 +43,9 @@ def native_ops() -> ctypes.CDLL:
     Raises:
         ConfigError: it is not built.
     """
+    _share_openmp()
     try:
-        library = ctypes.CDLL(str(installed_library("libpdx_cpu_ops.so")))
+        library = ctypes.CDLL(str(native_library("kernels/cpu/native/libpdx_cpu_ops.so")))
     except OSError as error:
         raise ConfigError(
             f"cannot load libpdx_cpu_ops.so: {error}",
@@ -62,14 +64,17 @@ def has_amx() -> bool:
     return bool(native_ops().pdx_has_amx())
 
 
-def installed_library(name: str) -> Path:
-    """Where a library of this folder lies."""
-    # An editable install keeps Python files in the checkout and built ones in site-packages.
-    try:
-        distribution = importlib.metadata.distribution("pdx")
-        installed = Path(str(distribution.locate_file(f"pdx/kernels/cpu/native/{name}")))
-        if installed.exists():
-            return installed
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    return Path(__file__).parent / "native" / name
+def _share_openmp() -> None:
+    """Make the symbols of torch's GNU OpenMP visible to the library, which is not linked to one: a
+    wheel of torch carries its own copy, under a name that differs between builds, and a second
+    OpenMP in the process would start a second set of threads.
+    """
+    mapped = re.findall(r"(/\S*/libgomp[^/\s]*\.so\S*)$", Path("/proc/self/maps").read_text(), re.M)
+    for path in mapped[:1] or ["libgomp.so.1"]:
+        try:
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot load an OpenMP runtime: {error}",
+                hint="install the system's libgomp (Debian: libgomp1)",
+            ) from error

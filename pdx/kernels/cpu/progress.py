@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mmap import mmap
 
 from pdx.errors import ConfigError
-from pdx.kernels.cpu.native_ops import installed_library
+from pdx.installed import native_library
 
 __all__ = ["ProgressWord"]
 
@@ -39,12 +39,13 @@ class ProgressWord:
 
 def _load() -> Callable[[int, int, int], None]:
     try:
-        function = ctypes.CDLL(str(installed_library("libpdx_progress.so"))).pdx_publish
+        library = ctypes.CDLL(str(native_library("kernels/cpu/native/libpdx_progress.so")))
     except OSError as error:
         raise ConfigError(
             f"cannot load libpdx_progress.so: {error}",
             hint="build the native libraries: pip install -e . (or scripts/setup)",
         ) from error
+    function = library.pdx_publish
     function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
     function.restype = None
     return function
