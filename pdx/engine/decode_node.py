@@ -248,17 +248,17 @@ class DecodeNode:
         self.scheduler.start(request.request_id, scoring=scoring)
 
     def _starts_here(self, sequence: Sequence) -> bool:
-        """Whether it needs no prefiller: nothing is missing of its cache, or no more than the rest
-        of a page, or fewer tokens than the threshold.
+        """Whether it needs no prefiller: what is missing of its cache is no more than a part of its
+        last page, or fewer tokens than the threshold.
         """
         num_prefill = len(sequence.token_ids) - 1
         if not num_prefill:
             return True
         if not sequence.may_share:  # its prompt is scored
             return False
-        missing = num_prefill - sequence.num_cached
-        last_page_only = sequence.num_cached > 0 and missing < self._loaded.layout.rank.page_size
-        return last_page_only or missing < self._local_below
+        if num_prefill - sequence.num_cached < self._local_below:
+            return True
+        return self.scheduler.lacks_one_page_at_most(sequence)
 
     def _dispatch(self, sequence: Sequence, request: DecodeRequest, idx: int) -> bool:
         """Arm a slot and ask the prefiller for everything but the last token. False: no slot is

@@ -89,6 +89,21 @@ class PrefixSharing:
         self._look_up(sequence, wanted)
         return found[:wanted].tolist()
 
+    def lacks_one_page_at_most(self, sequence: Sequence) -> bool:
+        """Whether an admitted sequence is known but for (a part of) its last page.
+
+        Of a prompt that fills one page exactly, nothing can be shared: its last token is computed
+        again, and a shared page is never written. It is known where that page is.
+        """
+        if sequence.prefill_len - sequence.num_cached >= self._page_size:
+            return False
+        if sequence.num_cached:
+            return True
+        fills_a_page = len(sequence.token_ids) == self._page_size
+        if self._cache_root is None or not sequence.may_share or not fills_a_page:
+            return False
+        return bool(self._pool.find([self._key(sequence, 0)]))
+
     def _look_up(self, sequence: Sequence, stop: int) -> None:
         """Add to what was found of a sequence, up to a place or to the first that is missing."""
         found = self._pool.find(sequence.page_keys[len(sequence.found_pages) : stop])

@@ -217,6 +217,10 @@ class Scheduler:
         """An admitted or running request."""
         return self._active.get(request_id)
 
+    def lacks_one_page_at_most(self, sequence: Sequence) -> bool:
+        """Whether earlier requests have computed an admitted one but for a part of its last page."""
+        return self._prefixes.lacks_one_page_at_most(sequence)
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)

@@ -375,3 +375,49 @@ def test_e5_keys_are_equal_in_all_processes() -> None:
         for seed in ("1", "2")
     }
     assert said == {next_key(root_key("model", "salt"), [1, 70000, 3]).hex()}
+
+
+def decoded(scheduler: Scheduler, rank: DictRank, request_id: int, token_ids: list[int]) -> int:
+    """Serve a prompt as a decoder does; how many of its tokens a prefiller is asked for."""
+    scheduler.submit(request_id, token_ids, SamplingParams(max_tokens=1, temperature=0.0))
+    [sequence] = scheduler.admit()
+    wanted = len(token_ids) - 1 - sequence.num_cached
+    if scheduler.lacks_one_page_at_most(sequence):
+        wanted = 0
+    scheduler.start(request_id, num_computed=len(token_ids) - 1 if wanted else None)
+    while (scheduled := scheduler.schedule()) is not None:
+        scheduler.postprocess(rank.run(scheduled.batch))
+    return wanted
+
+
+@settings(max_examples=200)
+@given(page=st.integers(1, 5), num_pages=st.integers(0, 4), rest=st.integers(0, 4))
+def test_a_repeated_prompt_asks_for_nothing_that_is_here_and_computes_a_page_at_most(
+    page: int, num_pages: int, rest: int
+) -> None:
+    """All lengths about the pages' ends. A prompt that never filled a page is not kept."""
+    token_ids = list(range(max(1, num_pages * page + rest % page)))
+    limits = SchedulerLimits(page_size=page, chunk_len=8, max_num_seqs=8, reserve_output_len=1)
+    decoder = Scheduler(limits, PagePool(32), "model")
+    rank = DictRank(page, 32)
+    first = decoded(decoder, rank, 1, token_ids)
+    assert first == len(token_ids) - 1
+    again = decoded(decoder, rank, 2, token_ids)
+    assert again == (0 if len(token_ids) >= page else len(token_ids) - 1)
+    other = decoded(decoder, rank, 3, [99, *token_ids[1:]])
+    assert other == first, "another prompt of this length is not here"
+
+    if not token_ids[:-1]:
+        return
+    prefiller = Scheduler(limits, PagePool(32), "model")
+    computed = []
+    for request_id in (1, 2):
+        prefiller.submit(request_id, token_ids[:-1], None)
+        [sequence] = prefiller.admit()
+        prefiller.start(request_id)
+        computed.append(sequence.prefill_len - sequence.num_cached)
+        while (scheduled := prefiller.schedule()) is not None:
+            output = StepOutput(pass_idx=scheduled.batch.pass_idx, tokens=[], pass_s=0.0)
+            prefiller.postprocess(output)
+    num_prefilled = len(token_ids) - 1
+    assert computed == [num_prefilled, (num_prefilled - 1) % page + 1]
