@@ -63,7 +63,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     from pdx.engine.decode_node import DecodeNode
     from pdx.engine.loading import load_model
     from pdx.engine.peer import describe_with_patience
-    from pdx.fabric import library_info
+    from pdx.fabric.start_check import check_fabric
     from pdx.fabric.worker_core import worker_core
     from pdx.messenger.control import Address, parse_address
 
@@ -73,7 +73,8 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     parse_address(server.http)
     secret = shared_secret(settings)
     opener, _ = faults()
-    library_info()  # now, not when the first peer is there: without libfabric nothing could come
+    # Now, not when the first peer is there: without a fabric nothing could come.
+    check_fabric(settings["fabric"], settings["fabric_bind"])
     described = await describe_with_patience(
         peers, timeout_s=patience_s, on_wait=status_line, secret=secret
     )

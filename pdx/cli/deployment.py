@@ -14,7 +14,7 @@ from pdx.cli.rank_plan import RankPlan, plan_rank
 from pdx.cli.tables import Table, print_tables
 from pdx.config.engine import EngineConfig, interprets_kernels
 from pdx.config.resolve import Settings
-from pdx.errors import ConfigError
+from pdx.errors import ConfigError, FabricError
 
 if TYPE_CHECKING:
     from pdx.config.model import ModelConfig
@@ -56,6 +56,7 @@ def check_deployment(settings: Settings) -> None:
 
 def _plan(settings: Settings) -> _Deployment:
     from pdx.config.model import ModelConfig
+    from pdx.fabric.start_check import check_fabric
     from pdx.kv.geometry import num_pages_of
 
     folder = _folder(settings)
@@ -86,6 +87,10 @@ def _plan(settings: Settings) -> _Deployment:
         )
         config.check_kv_type(interprets_kernels=interprets_kernels())
     except ConfigError as error:
+        refusals.append(error.message)
+    try:
+        check_fabric(settings["fabric"], settings["fabric_bind"])
+    except FabricError as error:
         refusals.append(error.message)
     return _Deployment(
         folder=folder,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pdx.cli.options import CheckOption, with_settings
@@ -13,6 +15,7 @@ from pdx.config.setting import pick
 
 if TYPE_CHECKING:
     from pdx.cli.serving import DrainRequest
+    from pdx.messenger.control import Address
 
 __all__ = ["PREFILL_SETTINGS", "prefill"]
 
@@ -37,13 +40,21 @@ def prefill(settings: Settings, check: CheckOption = False) -> None:
     run_until_signal(lambda request: _serve(settings, request))
 
 
+def _command(address: Address, secret_file: str | None) -> str:
+    """What starts a decoder for this node, quoted for a shell."""
+    words = ["pdx", "decode", "--peer", str(address)]
+    if secret_file is not None:
+        words += ["--secret-file", str(Path(secret_file).expanduser().absolute())]
+    return shlex.join(words)
+
+
 async def _serve(settings: Settings, drain: DrainRequest) -> None:
     from pdx.cli.serving import bind, faults, report_on_request, run_until_drained
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.config.secret import require_secret, shared_secret
     from pdx.engine.loading import load_model
     from pdx.engine.prefill_node import PrefillNode
-    from pdx.fabric import library_info
+    from pdx.fabric.start_check import check_fabric
     from pdx.fabric.worker_core import worker_core
     from pdx.messenger.control import parse_address
     from pdx.messenger.handshake import FabricChoice
@@ -51,7 +62,8 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     model: str = settings["model"]
     secret = shared_secret(settings)
     opener, num_rejected = faults()
-    library_info()  # before the model is loaded too: without libfabric nothing could be sent
+    # Before the model is loaded too: without a fabric nothing could be sent.
+    check_fabric(settings["fabric"], settings["fabric_bind"])
     fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
     # Before the model is loaded: a port that is taken should not cost a minute. Decoders that
     # connect meanwhile wait in the backlog.
@@ -76,14 +88,19 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             num_rejected=num_rejected,
         )
         try:
-            bound = await node.start()
+            addresses = await node.start()
             layout = loaded.layout.rank
             report_on_request(node.status)
             status_line(
                 f"serving {model} ({loaded.config.dtype}, {layout.num_pages} pages of "
                 f"{layout.page_size} tokens), loaded in {loaded.load_s:.1f} s; for a decoder:"
             )
-            announce(f"pdx decode --peer {bound}")
+            if len(addresses) > 1:
+                others = ", ".join(map(str, addresses[1:]))
+                status_line(f"(this host has other addresses too: {others})")
+            if settings["secret"] is not None:
+                status_line("(with the PDX_SECRET of this node)")
+            announce(_command(addresses[0], settings["secret_file"]))
             await run_until_drained(node, drain, settings["drain_timeout_s"])
         finally:
             await node.stop("the prefiller shuts down")

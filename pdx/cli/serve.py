@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,7 +106,7 @@ async def _serve_nodes(
             name = "prefill" if num_prefillers == 1 else f"prefill-{i}"
             line = await supervisor.start(name, ["prefill"], env, stage=0)
             node_line(name, line)
-            peers.append(line.removeprefix("pdx decode --peer "))
+            peers.append(shlex.split(line)[3])  # pdx decode --peer ADDRESS
         for i, api in enumerate(apis, 1):
             name = "decode" if num_decoders == 1 else f"decode-{i}"
             own = {"PDX_PEER": ",".join(peers), "PDX_HTTP": str(api)}

@@ -120,8 +120,8 @@ class PrefillNode:
         self.counters: Counter[str] = Counter()
         self._pages = prefiller_pages(self)
 
-    async def start(self) -> Address:
-        """Take connections; returns the address that decoders use."""
+    async def start(self) -> list[Address]:
+        """Take connections; returns the addresses that decoders may use, the likeliest first."""
         return await self._listener.start()
 
     async def run(self) -> None:

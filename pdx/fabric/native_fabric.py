@@ -7,8 +7,6 @@ the caller's.
 from __future__ import annotations
 
 import ctypes
-import ipaddress
-import socket
 import weakref
 from collections.abc import Sequence
 from ctypes import c_uint64, c_void_p
@@ -18,9 +16,9 @@ from typing import Final, assert_never, get_args
 
 from pdx.errors import FabricError
 from pdx.fabric import descriptor as descriptors
+from pdx.fabric.bind_addresses import bindable_address, bindable_addresses, check_number
 from pdx.fabric.checks import check_batch, check_unsigned, check_word_address
 from pdx.fabric.interface import (
-    MAX_DOMAINS,
     MAX_GENERATION,
     MAX_SLOT,
     DomainStatistics,
@@ -44,6 +42,7 @@ from pdx.fabric.native_library import (
     load_libfabric,
 )
 from pdx.fabric.roce import roce_address
+from pdx.fabric.shared_memory import SHM_HINT, shm_lack
 
 __all__ = ["LibraryInfo", "NativeFabric", "available_providers", "library_info", "open_fabric"]
 
@@ -110,49 +109,23 @@ def open_fabric(
     hosts: tuple[str, ...] = ()
     match provider:
         case "tcp":
-            hosts = tuple(_numeric_host(host) for host in named or ["127.0.0.1"])
+            hosts = bindable_addresses(named or ["127.0.0.1"])
         case "verbs":
             hosts = tuple(_verbs_host(name) for name in named)
         case "efa":
             hosts = tuple(named)
         case "shm":
-            pass
+            if (lack := shm_lack(available_providers())) is not None:
+                raise FabricError(lack, hint=SHM_HINT)
         case _:
             assert_never(provider)
-    if len(hosts) > MAX_DOMAINS or len(set(hosts)) != len(hosts):
-        raise FabricError(
-            f"a fabric takes up to {MAX_DOMAINS} different addresses, not {', '.join(named)}"
-        )
+    check_number(hosts)
     return NativeFabric(provider, hosts, options or FabricOptions())
 
 
 def _verbs_host(name: str) -> str:
     is_device = Path("/sys/class/infiniband", name).exists()
-    return _numeric_host(roce_address(name) if is_device else name)
-
-
-def _numeric_host(host: str) -> str:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise FabricError(f"the fabric's address {host!r} cannot be resolved: {error}") from error
-    numeric = str(found[0][4][0])
-    address = ipaddress.ip_address(numeric.partition("%")[0])
-    if address.is_unspecified:
-        raise FabricError(
-            f"the fabric cannot be bound to {host!r}: peers need one address that they can reach",
-            hint="name an address of one network interface",
-        )
-    # libfabric would say so only when the first link is opened.
-    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((numeric, 0))
-        except OSError as error:
-            raise FabricError(
-                f"the fabric cannot be bound to {host!r}, which is no address of this host: {error}"
-            ) from error
-    return numeric
+    return bindable_address(roce_address(name) if is_device else name)
 
 
 class NativeFabric:

@@ -12,13 +12,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdx.fabric.shared_memory import SHM_HINT, SHM_LINK_BYTES, shm_room, size_text
 from pdx.fabric.topology import NicKind, Topology
 
 __all__ = ["Facts", "Finding", "State", "findings", "look"]
 
 _CAP_IPC_LOCK, _CAP_SYS_PTRACE = 14, 19
-#: What an shm link may fill (9.7 MB measured with libfabric 2.5), and links that should fit.
-_SHM_LINK_BYTES, _SHM_LINKS = 10 << 20, 16
+#: What an shm link fills in time (9.7 MB measured with libfabric 2.5), and links that should fit.
+_SHM_FILLED_BYTES, _SHM_LINKS = 10 << 20, 16
 #: A fabric takes 9, and a connected tcp link 2 (measured); the rest of a node some hundred.
 _FEW_FILES = 1024
 _DMABUF_KERNEL = (5, 12)
@@ -75,7 +76,7 @@ def look(root: Path = Path("/")) -> Facts:
         capabilities=_capabilities(_text(root / "proc/self/status")),
         copy_error=_copy_error(),
         locked_bytes=None if locked == resource.RLIM_INFINITY else locked,
-        shm_bytes=_shm_bytes(root / "dev/shm"),
+        shm_bytes=shm_room(root / "dev/shm"),
         open_files=soft,
         open_files_limit=hard,
         kernel=_kernel(os.uname().release),
@@ -149,19 +150,19 @@ def _shared_memory(facts: Facts) -> Finding:
             name=name, state=State.ABSENT, found="missing: no shm", hint="mount a tmpfs there"
         )
     size, free = facts.shm_bytes
-    links = free // _SHM_LINK_BYTES
-    found = f"{_size(free)} of {_size(size)} free, room for {links} links"
+    links = max(0, (free - SHM_LINK_BYTES) // _SHM_FILLED_BYTES + 1)
+    found = f"{size_text(free)} of {size_text(size)} free, room for {links} links"
     if links >= _SHM_LINKS:
         return Finding(name=name, state=State.OK, found=found)
-    hint = "make it larger: docker run --shm-size 1g, or mount -o remount,size=1g /dev/shm"
-    return Finding(name=name, state=State.LIMITED, found=found, hint=hint)
+    state = State.LIMITED if links else State.ABSENT
+    return Finding(name=name, state=state, found=found, hint=SHM_HINT)
 
 
 def _locking(facts: Facts, topology: Topology) -> Finding:
     name = "locked memory (RDMA)"
     if facts.locked_bytes is None or facts.capabilities >> _CAP_IPC_LOCK & 1:
         return Finding(name=name, state=State.OK, found="unlimited")
-    found = f"at most {_size(facts.locked_bytes)}"
+    found = f"at most {size_text(facts.locked_bytes)}"
     needed = any(nic.kind is not NicKind.TCP for nic in topology.machine.nics)
     if not needed:
         return Finding(name=name, state=State.OK, found=f"{found}; tcp and shm lock none")
@@ -211,14 +212,6 @@ def _copy_error() -> str | None:
     return None if count == 8 else os.strerror(ctypes.get_errno())
 
 
-def _shm_bytes(folder: Path) -> tuple[int, int] | None:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-
-
 def _capabilities(status: str) -> int:
     lines = (line.partition(":") for line in status.splitlines())
     value = next((value for name, _, value in lines if name == "CapEff"), "0")
@@ -243,10 +236,3 @@ def _text(path: Path) -> str:
 
 def _int(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
-
-
-def _size(num_bytes: int) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes} bytes"

@@ -4,18 +4,15 @@ routing table; sends nothing.
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import socket
-import struct
 from dataclasses import dataclass
-from pathlib import Path
 
 from pdx.errors import FabricError
+from pdx.fabric.host_addresses import host_addresses
 
 __all__ = ["Route", "route_to"]
 
-_SIOCGIFADDR = 0x8915
 #: Discard; nothing is sent to it.
 _PORT = 9
 
@@ -59,29 +56,8 @@ def route_to(host: str) -> Route:
             raise FabricError(f"there is no route to {host!r}: {error.strerror}") from error
         local = str(probe.getsockname()[0]).partition("%")[0]
     peer = str(address[0]).partition("%")[0]
-    interface = _ipv6_interface(local) if family == socket.AF_INET6 else _ipv4_interface(local)
+    ours = ipaddress.ip_address(local)
+    named = (each.interface for each in host_addresses() if each.address == ours)
+    # All of 127.0.0.0/8 is the loopback interface's, which has one of these addresses.
+    interface = "lo" if ours.is_loopback else next(named, None)
     return Route(peer_address=peer, local_address=local, interface=interface)
-
-
-def _ipv4_interface(address: str) -> str | None:
-    if ipaddress.ip_address(address).is_loopback:
-        return "lo"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-            except OSError:  # no IPv4 address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
-
-
-def _ipv6_interface(address: str) -> str | None:
-    wanted = ipaddress.ip_address(address).packed.hex()
-    try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.split()[-1] for line in lines if line.startswith(wanted)), None)

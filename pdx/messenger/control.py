@@ -10,7 +10,9 @@ import contextlib
 import socket
 from dataclasses import dataclass
 
-from pdx.errors import ConfigError, PeerLost
+from pdx.errors import ConfigError, FabricError, PeerLost
+from pdx.fabric.host_addresses import host_addresses
+from pdx.fabric.route import route_to
 from pdx.messenger.messages import MAX_CONTROL_FRAME_BYTES, ControlMessage
 from pdx.request.frames import encode_frame, frame_decoder, read_frame
 
@@ -24,6 +26,8 @@ __all__ = [
 
 #: A peer that does not read its messages is lost, not waited for.
 _MAX_UNSENT_BYTES = 64 << 20
+#: By wildcard: an address that only a default route leads to. Nothing is sent there.
+_DISTANT = {"0.0.0.0": "198.51.100.1", "::": "2001:db8::1"}
 _decoder = frame_decoder(ControlMessage)
 
 
@@ -61,16 +65,22 @@ def parse_address(text: str, *, default_host: str = "127.0.0.1") -> Address:
     return Address(host=host or default_host, port=int(port))
 
 
-def reachable(bound: Address) -> Address:
-    """What peers connect to: the address itself, or this host's name where it is a wildcard."""
-    if bound.host not in ("0.0.0.0", "::"):
-        return bound
-    name = socket.gethostname()
+def reachable(bound: Address) -> list[Address]:
+    """What peers connect to: the address itself. Of a wildcard, this host's addresses that other
+    hosts may reach, the one of the default route first; loopback where there is no such address.
+    """
+    if bound.host not in _DISTANT:
+        return [bound]
+    version = 6 if bound.host == "::" else 4
+    hosts = [each for each in host_addresses() if each.address.version == version]
+    outer = [str(each.address) for each in hosts if each.reaches_out]
     try:
-        socket.getaddrinfo(name, bound.port)
-    except OSError:  # a host that does not know its own name: the wildcard still works on it
-        return bound
-    return Address(host=name, port=bound.port)
+        usual = route_to(_DISTANT[bound.host]).local_address
+    except FabricError:  # no default route
+        usual = ""
+    outer.sort(key=lambda host: host != usual)
+    loopback = "::1" if version == 6 else "127.0.0.1"
+    return [Address(host=host, port=bound.port) for host in outer or [loopback]]
 
 
 class ControlConnection:

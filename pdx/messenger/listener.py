@@ -55,8 +55,8 @@ class ControlListener:
     def num_strangers(self) -> int:
         return len(self._strangers)
 
-    async def start(self) -> Address:
-        """Take connections; returns the address that peers use."""
+    async def start(self) -> list[Address]:
+        """Take connections; returns the addresses that peers may use, the likeliest first."""
         self._server = await asyncio.start_server(self._on_connection, sock=self._sock)
         host, port = self._sock.getsockname()[:2]
         return reachable(Address(host=host, port=port))

@@ -218,7 +218,7 @@ class Scheduler:
         return self._active.get(request_id)
 
     def lacks_one_page_at_most(self, sequence: Sequence) -> bool:
-        """Whether earlier requests have computed an admitted one but for a part of its last page."""
+        """Whether earlier requests left all of an admitted one but for a part of its last page."""
         return self._prefixes.lacks_one_page_at_most(sequence)
 
     @property

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ class Prefiller(Node):
     @property
     def address(self) -> str:
         """Its control address."""
-        return self.announced.removeprefix("pdx decode --peer ")
+        return shlex.split(self.announced)[3]
 
     def status(self) -> dict[str, int]:
         """Pages, queues and counters, asked for by SIGUSR1."""
@@ -324,7 +325,7 @@ def prefiller(model: Path, log: Path, *arguments: str, **env: str) -> Iterator[P
     """A prefiller that is ready for decoders; stopped at the end unless the test has done it."""
     node = start(["prefill", "--model", str(model), *arguments], log, env)
     try:
-        line = read_announcement(node, r"pdx decode --peer \S+")
+        line = read_announcement(node, r"pdx decode --peer \S+( --secret-file .+)?")
         yield Prefiller(node.process, node.log, line)
     finally:
         end(node)

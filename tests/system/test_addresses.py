@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import socket
 import struct
 from collections.abc import Iterator
@@ -13,8 +14,18 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pdx.fabric.host_addresses import host_addresses
 from tests.system.conftest import Generate, Pair
-from tests.system.nodes import Prefiller, decoder, prefiller, run_to_end, wait_until
+from tests.system.nodes import (
+    Prefiller,
+    decoder,
+    end,
+    prefiller,
+    read_announcement,
+    run_to_end,
+    start,
+    wait_until,
+)
 from tests.system.prompts import prompt_of
 
 KV = ["--kv-memory", "16M"]
@@ -229,6 +240,59 @@ def test_nodes_with_several_network_cards_stripe_over_them(
         for length in (40, 200):
             prompt = prompt_of(tiny_prompt_ids, length)
             assert target.complete(prompt, 8) == colocated(prompt, 8)
+
+
+def test_the_line_to_paste_works_as_pasted(
+    tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    """From another folder too; with an address that other hosts reach where it listens on all."""
+    secret = tmp_path / "the secret's file"
+    secret.write_text("correct horse battery staple")
+    listen = ["--listen", "0.0.0.0:0", "--secret-file", secret.name, *KV]
+    with (
+        contextlib.chdir(tmp_path),
+        prefiller(tiny_llama, tmp_path / "prefill.log", *listen) as source,
+    ):
+        words = shlex.split(source.announced)
+        assert words[:3] == ["pdx", "decode", "--peer"]
+        assert words[4:] == ["--secret-file", str(secret)]
+        own = [str(each.address) for each in host_addresses() if each.address.version == 4]
+        outer = [
+            str(e.address) for e in host_addresses() if e.address.version == 4 and e.reaches_out
+        ]
+        host = source.address.rpartition(":")[0]
+        assert host in (outer or own)
+        for other in {*outer} - {host}:
+            assert other in source.stderr()
+        with contextlib.chdir("/"):
+            node = start(words[1:] + KV, tmp_path / "decode.log")
+            try:
+                url = read_announcement(node, r"http://\S+/v1")
+                body = {"prompt": prompt_of(tiny_prompt_ids, 40), "max_tokens": 4, "temperature": 0}
+                body |= {"ignore_eos": True, "return_token_ids": True}
+                answer = httpx.post(f"{url}/completions", json=body, timeout=30).json()
+            finally:
+                end(node)
+    assert answer["choices"][0]["token_ids"] == colocated(body["prompt"], 4)
+
+
+@pytest.mark.parametrize("check", [[], ["--check"]], ids=["start", "check"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_data_address_that_is_not_this_hosts_is_refused_before_anything_is_started(
+    role: str, check: list[str], tiny_llama: Path, tmp_path: Path
+) -> None:
+    """The setting and the addresses that there are, are named; a good one beside it is no help."""
+    command = [role, "--model", str(tiny_llama), "--fabric-bind", "127.0.0.1"]
+    command += ["--fabric-bind", "10.99.99.99", *check]
+    command += ["--peer", "127.0.0.1:1"] if role == "decode" else []
+    code, seconds, said = run_to_end(command, tmp_path / "log", timeout_s=20)
+    assert code != 0
+    assert "'10.99.99.99', which is no address of this host" in said
+    assert "127.0.0.1 (lo)" in said
+    assert "waiting" not in said and "serving" not in said and "Traceback" not in said
+    if not check:
+        assert code == 1 and "--fabric-bind" in said
+    assert seconds < 10
 
 
 @pytest.mark.parametrize(
