@@ -2,6 +2,7 @@
 
 PdxError
 ├── ConfigError            a flag, a file or the environment is wrong              400  exit 2
+│   └── OutputError        stdout or a file that was asked for cannot be written  400  exit 1
 ├── CheckpointError        a model folder cannot be served as it is               500  exit 1
 ├── RequestError           one request failed, the node goes on
 │   ├── InvalidRequest     the client's input                                     400
@@ -27,6 +28,7 @@ __all__ = [
     "FabricError",
     "InternalError",
     "InvalidRequest",
+    "OutputError",
     "PdxError",
     "PeerError",
     "PeerLost",
@@ -63,6 +65,12 @@ class ConfigError(PdxError):
     http_status = 400
     exit_code = 2
     kind = "config_error"
+
+
+class OutputError(ConfigError):
+    """stdout, or a file that the user asked for, cannot be written."""
+
+    exit_code = 1
 
 
 class CheckpointError(PdxError):

@@ -15,7 +15,7 @@ import typer
 
 from pdx.cli import bench_kernels, bench_transfer
 from pdx.cli.api import ApiError, api_base, headers, pick_model
-from pdx.cli.options import with_settings
+from pdx.cli.options import HELP_STYLE, with_settings
 from pdx.cli.plots import check_plot, write_plot
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
@@ -28,7 +28,12 @@ __all__ = ["app"]
 
 _LOAD, _LENGTHS, _REPORT = "Load", "Lengths", "Report"
 
-app = typer.Typer(name="bench", help="Measure servers and the fabric.", no_args_is_help=False)
+app = typer.Typer(
+    name="bench",
+    help="Measure servers and the fabric.",
+    no_args_is_help=False,
+    rich_markup_mode=HELP_STYLE,
+)
 
 app.command("transfer")(bench_transfer.transfer)
 app.command("kernels")(bench_kernels.kernels)

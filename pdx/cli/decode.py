@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pdx.cli.options import CheckOption, with_settings
-from pdx.cli.output import announce, loading_progress, status_line
+from pdx.cli.output import status_line
 from pdx.config.engine import EngineConfig
 from pdx.config.node import (
     DrainConfig,
@@ -57,7 +57,15 @@ def decode(settings: Settings, check: CheckOption = False) -> None:
 
 
 async def _serve(settings: Settings, drain: DrainRequest) -> None:
-    from pdx.cli.serving import faults, report_on_request, run_until_drained, tracing
+    from pdx.cli.loading_view import loading_progress
+    from pdx.cli.serving import (
+        faults,
+        report_on_request,
+        run_until_drained,
+        say_ready,
+        tracing,
+        url_of,
+    )
     from pdx.config.model_source import model_is_folder
     from pdx.config.secret import shared_secret
     from pdx.engine.decode_node import DecodeNode
@@ -75,20 +83,22 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     opener, _ = faults()
     # Now, not when the first peer is there: without a fabric nothing could come.
     check_fabric(settings["fabric"], settings["fabric_bind"])
-    described = await describe_with_patience(
-        peers, timeout_s=patience_s, on_wait=status_line, secret=secret
-    )
-    config = settings.build(
-        EngineConfig,
-        dtype=described.dtype if settings["dtype"] == "auto" else settings["dtype"],
-        page_size=settings["page_size"] or described.page_size,
-    )
-    folder = _model_folder(settings["model"], described.model)
-    with loading_progress(folder.name) as progress:
-        loaded = await load_model(folder, config, progress)
-    name = server.served_model_name or settings["model"] or described.model
     async with contextlib.AsyncExitStack() as closing:
+        # So does the trace: what it is refused for should not cost a minute.
+        trace = closing.enter_context(tracing(settings["trace"], "decoder"))
+        described = await describe_with_patience(
+            peers, timeout_s=patience_s, on_wait=status_line, secret=secret
+        )
+        config = settings.build(
+            EngineConfig,
+            dtype=described.dtype if settings["dtype"] == "auto" else settings["dtype"],
+            page_size=settings["page_size"] or described.page_size,
+        )
+        folder = _model_folder(settings["model"], described.model)
+        with loading_progress(folder.name) as progress:
+            loaded = await load_model(folder, config, progress)
         closing.push_async_callback(loaded.close)
+        name = server.served_model_name or settings["model"] or described.model
         node = DecodeNode(
             loaded,
             model_name=folder.name if model_is_folder(name) else name,
@@ -100,14 +110,15 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             fabric_bind=settings["fabric_bind"],
             secret=secret,
             opener=opener,
-            trace=closing.enter_context(tracing(settings["trace"], "decoder")),
+            trace=trace,
         )
         closing.push_async_callback(node.stop, "the decoder shuts down")
         await node.peers.connect_any(patience_s, status_line)
         report_on_request(lambda: node.status().counts)
         ready = await node.start_frontend(server)
-        status_line(f"{node.peers.status}, loaded in {loaded.load_s:.1f} s; the API:")
-        announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
+        status_line(f"{node.peers.status}, loaded in {loaded.load_s:.1f} s")
+        bound = Address(host=ready.host, port=ready.port)
+        say_ready(bound, url_of(bound), what="the API")
         await run_until_drained(node, drain, settings["drain_timeout_s"])
 
 

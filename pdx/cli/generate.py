@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdx.cli.options import with_settings
-from pdx.cli.output import loading_progress
 from pdx.config.engine import EngineConfig
 from pdx.config.node import ModelChoice
 from pdx.config.resolve import Settings
@@ -121,6 +120,7 @@ def generate(
 
 
 async def _generate(job: _Job, config: EngineConfig) -> None:
+    from pdx.cli.loading_view import loading_progress
     from pdx.config.model_source import resolve_model
     from pdx.engine.loading import load_model
 

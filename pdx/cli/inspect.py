@@ -11,6 +11,7 @@ from pdx.cli import (
     inspect_topology,
     inspect_transfers,
 )
+from pdx.cli.options import HELP_STYLE
 
 __all__ = ["app"]
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     help="Look at a model, at this machine, or at a running node's pages and transfers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=HELP_STYLE,
 )
 app.command("model")(inspect_model.model)
 app.command("topology")(inspect_topology.topology)

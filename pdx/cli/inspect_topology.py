@@ -15,7 +15,7 @@ import typer
 from pdx.cli.options import with_settings
 from pdx.cli.output import status_line
 from pdx.config.resolve import Settings
-from pdx.errors import ConfigError
+from pdx.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -63,7 +63,7 @@ def _write_svg(found: Topology, path: Path) -> None:
     try:
         path.write_text(draw(found), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
     status_line(f"drawn to {path}")
 
 

@@ -3,14 +3,16 @@ commands import what they need when they run."""
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from pdx.cli import bench, chat, decode, generate, inspect, prefill, serve, sim
+from pdx.cli.options import HELP_STYLE
 from pdx.cli.output import print_error
+from pdx.cli.streams import ReaderGone, open_streams
 from pdx.errors import PdxError
 
 __all__ = ["app", "main"]
@@ -22,6 +24,7 @@ app = typer.Typer(
     help="Disaggregated LLM inference: prefill on one node, decode on another.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=HELP_STYLE,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
@@ -60,21 +63,30 @@ def _options(
 
 def main() -> None:
     """Entry point. Exit codes: 0 done, 1 refused, 2 usage, 70 internal, 130 interrupted."""
-    sys.exit(_run())
+    open_streams()
+    code = _run(lambda: app(standalone_mode=False, prog_name="pdx") or 0)
+    # Also behind an error: what was written before it may still be on its way.
+    sys.exit(_run(_flush) or code)
 
 
-def _run() -> int:
+def _flush() -> int:
+    sys.stdout.flush()
+    return 0
+
+
+def _run(body: Callable[[], int]) -> int:
+    """Do part of the command; the exit code."""
     try:
-        code = app(standalone_mode=False, prog_name="pdx") or 0
-        sys.stdout.flush()
-        return code
+        return body()
     except PdxError as error:
         print_error(error.message, error.hint)
         return error.exit_code
+    except ReaderGone:
+        return _REFUSED
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # no bug of ours: a full disk, too many open files, no more processes
+        print_error(f"the system refused: {error}", "--debug shows where")
         return _REFUSED
     except Exception as error:  # noqa: BLE001 - the process's edge
         usage = _usage(error)

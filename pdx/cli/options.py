@@ -6,20 +6,25 @@ import dataclasses
 import functools
 import inspect
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from pdx.cli.output import set_up_logging
+from pdx.cli.output import set_up_logging, status_line
+from pdx.config.environment import DESCRIPTOR_VARIABLE, unknown_variables
 from pdx.config.node import OutputConfig
 from pdx.config.resolve import resolve
 from pdx.config.setting import SECTIONS, Kind, Setting, settings_of
 
-__all__ = ["CheckOption", "help_text", "with_settings"]
+__all__ = ["HELP_STYLE", "CheckOption", "help_text", "with_settings"]
+
+#: How help pages are drawn. Panels on a narrow terminal would cut flags and variables short.
+HELP_STYLE: Literal["rich"] | None = "rich" if shutil.get_terminal_size().columns >= 80 else None
 
 CheckOption = Annotated[
     bool,
@@ -71,11 +76,13 @@ def with_settings(
                 every, flags=flags, env=os.environ, file=Path(file).expanduser() if file else None
             )
             if print_only:
+                _warn_of_unknown()
                 sys.stdout.write(settings.to_toml())
                 return
-            settings.check_required()
             output = settings.build(OutputConfig)
             set_up_logging(body.__name__, output)
+            _warn_of_unknown()
+            settings.check_required()
             try:
                 body(settings, **given)
             except Exception:
@@ -99,10 +106,25 @@ def with_settings(
 
 
 def help_text(each: Setting) -> str:
-    """One line: what it is, its default, its variable."""
+    """One line: what it is, its choices, its default, its variable."""
     default = each.default_text
-    notes = ["required" if each.required else f"default: {default}" if default else "", each.env]
+    notes = [
+        f"one of {', '.join(each.choices)}" if each.choices else "",
+        "required" if each.required else f"default: {default}" if default else "",
+        each.env,
+    ]
     return f"{each.doc} [{'; '.join(note for note in notes if note)}]"
+
+
+def _warn_of_unknown() -> None:
+    """Name variables that look like settings and are none. The nodes of a supervisor leave that to
+    it.
+    """
+    if DESCRIPTOR_VARIABLE in os.environ:
+        return
+    for name, nearest in unknown_variables(os.environ).items():
+        hint = f"; did you mean {nearest}?" if nearest else ", and none is like it"
+        status_line(f"warning: no setting has the variable {name}{hint}")
 
 
 def _has_default(parameter: inspect.Parameter) -> bool:
@@ -117,7 +139,7 @@ def _plain(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _parameter(each: Setting) -> inspect.Parameter:
     """The flag, as text: :func:`resolve` parses it, wherever it comes from."""
     shown: dict[str, Any] = {
-        "help": help_text(each).replace("[", r"\["),
+        "help": help_text(each).replace("[", r"\[") if HELP_STYLE else help_text(each),
         "show_default": False,
         "autocompletion": (lambda: list(each.choices)) if each.choices else None,
     }
@@ -129,6 +151,8 @@ def _parameter(each: Setting) -> inspect.Parameter:
         flag = typer.Option(f"{each.flag}/--no-{each.flag[2:]}", **shown)
         return _plain(each.name, Annotated[bool | None, flag], None)
     flags = [each.flag, *([each.short] if each.short else [])]
-    option = typer.Option(*flags, metavar=each.metavar, **shown)
+    # The help text has the choices: a metavar is broken anywhere where the terminal is narrow.
+    metavar = "CHOICE" if each.choices else each.metavar
+    option = typer.Option(*flags, metavar=metavar, **shown)
     many = each.kind is Kind.TEXTS
     return _plain(each.name, Annotated[list[str] | None if many else str | None, option], None)

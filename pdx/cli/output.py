@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,11 +13,10 @@ from pdx.config.logs import JsonFormatter, set_up
 
 if TYPE_CHECKING:
     from pdx.config.node import OutputConfig
-    from pdx.request.rank import RankLoading
 
 __all__ = [
     "announce",
-    "loading_progress",
+    "is_json",
     "node_line",
     "print_error",
     "set_up_logging",
@@ -34,7 +31,7 @@ _COLOURS = {"prefill": 6, "decode": 5}
 
 def print_error(message: str, hint: str | None = None) -> None:
     """`error: ...`, and a hint where there is one."""
-    if _is_json():
+    if is_json():
         _status.error(message if hint is None else f"{message} (hint: {hint})")
         return
     typer.echo(f"error: {message}", err=True)
@@ -50,7 +47,7 @@ def announce(line: str) -> None:
 
 def status_line(text: str) -> None:
     """A line about what is going on, on stderr."""
-    if _is_json():
+    if is_json():
         _status.info(text)
         return
     sys.stderr.write(text + "\n")
@@ -59,7 +56,7 @@ def status_line(text: str) -> None:
 
 def node_line(name: str, line: str) -> None:
     """What a node of ours has written, on stderr under its name. Lines of JSON name their role."""
-    if not _is_json():
+    if not is_json():
         prefix = f"[{name}]"
         if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[3{_COLOURS[name.partition('-')[0]]}m{prefix}\x1b[0m"
@@ -79,24 +76,6 @@ def set_up_logging(role: str, output: OutputConfig) -> None:
     _status.setLevel(logging.INFO)
 
 
-def _is_json() -> bool:
+def is_json() -> bool:
+    """Whether stderr gets lines of JSON."""
     return any(isinstance(each.formatter, JsonFormatter) for each in logging.root.handlers)
-
-
-@contextmanager
-def loading_progress(what: str) -> Iterator[Callable[[RankLoading], None]]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty() or _is_json():
-        yield lambda message: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"loading {what}", total=None)
-
-        def show(message: RankLoading) -> None:
-            progress.update(task, completed=message.done_bytes, total=message.total_bytes)
-
-        yield show

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from pdx.errors import ConfigError
+from pdx.errors import ConfigError, OutputError
 
 __all__ = ["check_plot", "write_plot"]
 
@@ -14,6 +15,7 @@ def check_plot(file: Path | None) -> None:
 
     Raises:
         ConfigError: it is neither, or what a PNG needs is missing.
+        OutputError: this user may not write it.
     """
     if file is None:
         return
@@ -21,6 +23,8 @@ def check_plot(file: Path | None) -> None:
         raise ConfigError(f"{file}: plots are .svg or .png", hint=f"{file.with_suffix('.svg')}")
     if not file.parent.is_dir():
         raise ConfigError(f"{file}: there is no folder {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise OutputError(f"cannot write {file}: permission denied")
     if file.suffix.lower() == ".png":
         try:
             import cairosvg  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
@@ -32,10 +36,17 @@ def check_plot(file: Path | None) -> None:
 
 
 def write_plot(file: Path, svg: str) -> None:
-    """Write a checked file."""
-    if file.suffix.lower() == ".svg":
-        file.write_text(svg, "utf-8")
-        return
-    import cairosvg
+    """Write a checked file.
 
-    cairosvg.svg2png(bytestring=svg.encode(), write_to=str(file), scale=2)
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        if file.suffix.lower() == ".svg":
+            file.write_text(svg, "utf-8")
+            return
+        import cairosvg
+
+        cairosvg.svg2png(bytestring=svg.encode(), write_to=str(file), scale=2)
+    except OSError as error:
+        raise OutputError(f"cannot write {file}: {error.strerror or error}") from error

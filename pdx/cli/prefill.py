@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pdx.cli.options import CheckOption, with_settings
-from pdx.cli.output import announce, loading_progress, status_line
+from pdx.cli.output import status_line
 from pdx.config.engine import EngineConfig
 from pdx.config.node import DrainConfig, FabricConfig, ModelChoice
 from pdx.config.resolve import Settings
@@ -48,7 +48,20 @@ def _command(address: Address, secret_file: str | None) -> str:
     return shlex.join(words)
 
 
+def _say_ready(addresses: list[Address], settings: Settings) -> None:
+    from pdx.cli.serving import say_ready
+
+    notes = []
+    if len(addresses) > 1:
+        notes.append(f"this host has other addresses too: {', '.join(map(str, addresses[1:]))}")
+    if settings["secret"] is not None:
+        notes.append("with the PDX_SECRET of this node")
+    what = f"for a decoder ({'; '.join(notes)})" if notes else "for a decoder"
+    say_ready(addresses[0], _command(addresses[0], settings["secret_file"]), what=what)
+
+
 async def _serve(settings: Settings, drain: DrainRequest) -> None:
+    from pdx.cli.loading_view import loading_progress
     from pdx.cli.serving import bind, faults, report_on_request, run_until_drained
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.config.secret import require_secret, shared_secret
@@ -93,14 +106,9 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             report_on_request(node.status)
             status_line(
                 f"serving {model} ({loaded.config.dtype}, {layout.num_pages} pages of "
-                f"{layout.page_size} tokens), loaded in {loaded.load_s:.1f} s; for a decoder:"
+                f"{layout.page_size} tokens), loaded in {loaded.load_s:.1f} s"
             )
-            if len(addresses) > 1:
-                others = ", ".join(map(str, addresses[1:]))
-                status_line(f"(this host has other addresses too: {others})")
-            if settings["secret"] is not None:
-                status_line("(with the PDX_SECRET of this node)")
-            announce(_command(addresses[0], settings["secret_file"]))
+            _say_ready(addresses, settings)
             await run_until_drained(node, drain, settings["drain_timeout_s"])
         finally:
             await node.stop("the prefiller shuts down")

@@ -4,22 +4,22 @@ node.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pdx.cli.options import with_settings
-from pdx.cli.output import announce, loading_progress, node_line, status_line
+from pdx.cli.output import announce, status_line
 from pdx.config.engine import EngineConfig
 from pdx.config.node import (
     DrainConfig,
     FabricConfig,
     ModelChoice,
     RecoveryConfig,
+    RestartConfig,
     ServerConfig,
     TraceConfig,
 )
@@ -29,7 +29,7 @@ from pdx.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdx.cli.serving import DrainRequest
-    from pdx.engine.supervisor import Supervisor
+    from pdx.engine.launcher import NodeSpec
     from pdx.messenger.control import Address
 
 __all__ = ["serve"]
@@ -45,6 +45,7 @@ _NODES = "Nodes"
         *pick(RecoveryConfig),
         *pick(ServerConfig),
         *pick(DrainConfig),
+        *pick(RestartConfig),
         *pick(TraceConfig),
     ],
     argument="model",
@@ -87,9 +88,13 @@ def serve(
 async def _serve_nodes(
     settings: Settings, num_prefillers: int, num_decoders: int, drain: DrainRequest
 ) -> None:
-    from pdx.cli.serving import bind
+    from pdx.cli.loading_view import NodesView
+    from pdx.cli.serving import bind, url_of
     from pdx.config.model_source import resolve_model
+    from pdx.engine.local_launcher import LocalLauncher
+    from pdx.engine.restarts import RestartPolicy
     from pdx.engine.supervisor import Supervisor
+    from pdx.engine.tasks import run_until_one_ends
     from pdx.messenger.control import parse_address
 
     http = parse_address(settings["http"])
@@ -97,25 +102,19 @@ async def _serve_nodes(
     # Before anything is started: a port that is taken, a wrong name, a download.
     for api in apis:
         bind(api).close()
+    decoders = _names("decode", num_decoders)
+    _check_traces(settings["trace"], decoders)
     resolve_model(settings["model"])
-    env = settings.to_env() | {"PDX_CONFIG": None, "PDX_PEER": None, "PDX_LISTEN": None}
-    supervisor = Supervisor(node_line)
+    view = NodesView()
+    policy = RestartPolicy(most=settings["restarts"])
+    supervisor = Supervisor(LocalLauncher(), policy, view.on_event, view.on_note)
     try:
-        peers = []
-        for i in range(1, num_prefillers + 1):
-            name = "prefill" if num_prefillers == 1 else f"prefill-{i}"
-            line = await supervisor.start(name, ["prefill"], env, stage=0)
-            node_line(name, line)
-            peers.append(shlex.split(line)[3])  # pdx decode --peer ADDRESS
-        for i, api in enumerate(apis, 1):
-            name = "decode" if num_decoders == 1 else f"decode-{i}"
-            own = {"PDX_PEER": ",".join(peers), "PDX_HTTP": str(api)}
-            if settings["trace"] is not None and num_decoders > 1:
-                own["PDX_TRACE"] = _of_its_own(settings["trace"], name)
-            url = await supervisor.start(name, ["decode"], env | own, stage=1)
-            announce(url)
-        status_line(f"{settings['model']} is served; Ctrl-C stops it")
-        await _until_failure_or_drain(supervisor, drain)
+        async with view.starting():
+            peers = await supervisor.start(_prefillers(settings, num_prefillers))
+            bound = await supervisor.start(_decoders(settings, decoders, apis, peers))
+        urls = [url_of(parse_address(address)) for address in bound]
+        _announce(settings["model"], urls)
+        await run_until_one_ends(supervisor.run(), drain.wait())
         timeout_s: float = settings["drain_timeout_s"]
         status_line(f"finishing what runs ({timeout_s:g} s at most); SIGTERM again ends it")
         await supervisor.drain(timeout_s)
@@ -124,17 +123,63 @@ async def _serve_nodes(
         await supervisor.stop()
 
 
-async def _until_failure_or_drain(supervisor: Supervisor, drain: DrainRequest) -> None:
-    """Raises when a node ends, returns when the end is asked for."""
-    failure = asyncio.create_task(supervisor.failure())
-    asked = asyncio.create_task(drain.wait())
-    try:
-        await asyncio.wait([failure, asked], return_when=asyncio.FIRST_COMPLETED)
-        if failure.done():
-            raise failure.result()
-    finally:
-        failure.cancel()
-        asked.cancel()
+def _announce(model: str, urls: list[str]) -> None:
+    """URLs for programs on stdout; what they are, for people, on stderr. Somebody who sees both on
+    one terminal needs them once.
+    """
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        for url in urls:
+            announce(url)
+    status_line(f"{model} is served at {' and '.join(urls)}; Ctrl-C stops it")
+
+
+def _prefillers(settings: Settings, count: int) -> list[NodeSpec]:
+    from pdx.engine.launcher import NodeSpec
+
+    return [
+        NodeSpec(
+            name=name,
+            role="prefill",
+            arguments=("prefill",),
+            env=_common_env(settings),
+            address_variable="PDX_LISTEN",
+            stage=0,
+        )
+        for name in _names("prefill", count)
+    ]
+
+
+def _decoders(
+    settings: Settings, names: list[str], apis: list[Address], peers: list[str]
+) -> list[NodeSpec]:
+    from pdx.engine.launcher import NodeSpec
+
+    specs = []
+    traces = _traces(settings["trace"], names)
+    for name, api in zip(names, apis, strict=True):
+        own = {"PDX_PEER": ",".join(peers), "PDX_HTTP": str(api)}
+        if traces:
+            own["PDX_TRACE"] = traces[name]
+        specs.append(
+            NodeSpec(
+                name=name,
+                role="decode",
+                arguments=("decode",),
+                env=_common_env(settings) | own,
+                address_variable="PDX_HTTP",
+                stage=1,
+            )
+        )
+    return specs
+
+
+def _names(role: str, count: int) -> list[str]:
+    return [role] if count == 1 else [f"{role}-{i}" for i in range(1, count + 1)]
+
+
+def _common_env(settings: Settings) -> dict[str, str | None]:
+    """All that was resolved here, and nothing that nodes would look up elsewhere."""
+    return settings.to_env() | {"PDX_CONFIG": None, "PDX_PEER": None, "PDX_LISTEN": None}
 
 
 def _nth(http: Address, i: int) -> Address:
@@ -144,14 +189,31 @@ def _nth(http: Address, i: int) -> Address:
     return Address(host=http.host, port=http.port + i if http.port else 0)
 
 
-def _of_its_own(file: str, name: str) -> str:
-    """A file beside this one, for one of several nodes."""
+def _traces(file: str | None, names: list[str]) -> dict[str, str]:
+    """Each decoder's trace: the file, or where there are several, one beside it."""
+    if file is None or len(names) == 1:
+        return {} if file is None else {names[0]: file}
     path = Path(file)
-    return str(path.with_name(f"{path.stem}-{name}{path.suffix}"))
+    return {name: str(path.with_name(f"{path.stem}-{name}{path.suffix}")) for name in names}
+
+
+def _check_traces(file: str | None, names: list[str]) -> None:
+    """Before minutes of loading.
+
+    Raises:
+        OutputError: a trace cannot be written.
+    """
+    from pdx.cli.serving import tracing
+
+    for name, own in _traces(file, names).items():
+        if not Path(own).expanduser().is_fifo():  # its reader would take this for the whole trace
+            with tracing(own, name):
+                pass
 
 
 async def _serve_colocated(settings: Settings, drain: DrainRequest) -> None:
-    from pdx.cli.serving import report_on_request, run_until_drained, tracing
+    from pdx.cli.loading_view import loading_progress
+    from pdx.cli.serving import report_on_request, run_until_drained, tracing, url_of
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.engine.colocated_node import ColocatedNode
     from pdx.engine.loading import load_model
@@ -160,19 +222,21 @@ async def _serve_colocated(settings: Settings, drain: DrainRequest) -> None:
     server = settings.build(ServerConfig)
     parse_address(server.http)
     folder = resolve_model(settings["model"])
-    with loading_progress(folder.name) as progress:
-        loaded = await load_model(folder, settings.build(EngineConfig), progress)
     name = server.served_model_name or settings["model"]
     async with contextlib.AsyncExitStack() as closing:
+        trace = closing.enter_context(tracing(settings["trace"], "colocated node"))
+        with loading_progress(folder.name, first_s=0.0) as progress:
+            loaded = await load_model(folder, settings.build(EngineConfig), progress)
         closing.push_async_callback(loaded.close)
         node = ColocatedNode(
             loaded,
             model_name=folder.name if model_is_folder(name) else name,
-            trace=closing.enter_context(tracing(settings["trace"], "colocated node")),
+            trace=trace,
         )
         closing.push_async_callback(node.stop)
         report_on_request(lambda: node.status().counts)
         ready = await node.start_frontend(server)
-        status_line(f"one colocated node, loaded in {loaded.load_s:.1f} s; the API:")
-        announce(f"http://{Address(host=ready.host, port=ready.port)}/v1")
+        status_line(f"one colocated node, loaded in {loaded.load_s:.1f} s")
+        bound = Address(host=ready.host, port=ready.port)
+        _announce(settings["model"], [url_of(bound)])
         await run_until_drained(node, drain, settings["drain_timeout_s"])

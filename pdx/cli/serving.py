@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pdx.cli.output import status_line
+from pdx.cli.output import announce, status_line
 from pdx.config.heap import keep_receive_buffers_apart
 from pdx.engine.tasks import run_until_one_ends
 from pdx.errors import ConfigError, InternalError
@@ -29,7 +29,9 @@ __all__ = [
     "report_on_request",
     "run_until_drained",
     "run_until_signal",
+    "say_ready",
     "tracing",
+    "url_of",
 ]
 
 
@@ -97,12 +99,36 @@ def faults() -> tuple[FabricOpener, int]:
     return faulty_opener(asked, open_fabric), asked.get("reject-prefill") or 0
 
 
+def url_of(bound: Address) -> str:
+    """The API's URL at an address, as a client on this host can open it."""
+    from pdx.messenger.control import Address
+
+    # All addresses of the host: a client needs one of them.
+    loopback = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+    host = loopback.get(bound.host, bound.host).replace("%", "%25")  # the zone of an IPv6 address
+    return f"http://{Address(host=host, port=bound.port)}/v1"
+
+
+def say_ready(bound: Address, line: str, *, what: str) -> None:
+    """The node serves. A supervisor gets its address; whoever has started it by hand, what it is
+    good for and a line on stdout.
+    """
+    from pdx.engine.node_report import Ready, Reporter
+
+    reporter = Reporter(os.environ)
+    if reporter.is_heard:
+        reporter.send(Ready(address=str(bound)))
+        return
+    status_line(f"{what}:")
+    announce(line)
+
+
 @contextlib.contextmanager
 def tracing(file: str | None, node: str) -> Iterator[TraceWriter | None]:
     """The node's trace, where one is asked for.
 
     Raises:
-        ConfigError: the file cannot be written.
+        OutputError: the file cannot be written.
     """
     from pdx.metrics.trace import TraceWriter
 

@@ -14,6 +14,7 @@ __all__ = [
     "ModelChoice",
     "OutputConfig",
     "RecoveryConfig",
+    "RestartConfig",
     "ServerConfig",
     "TraceConfig",
 ]
@@ -226,6 +227,21 @@ class DrainConfig:
         key="drain_timeout",
         section="server",
         metavar="SECONDS",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartConfig:
+    """What `pdx serve` does about a node that ends."""
+
+    restarts: int = setting(
+        5,
+        "How many times serve starts a node again that has ended, until it serves for five "
+        "minutes; 0: serve ends with it.",
+        key="restarts",
+        section="server",
+        metavar="TIMES",
         minimum=0,
     )
 

@@ -20,6 +20,7 @@ from pdx.config.node import (
     ModelChoice,
     OutputConfig,
     RecoveryConfig,
+    RestartConfig,
     ServerConfig,
     TraceConfig,
 )
@@ -44,6 +45,7 @@ def all_settings() -> list[Setting]:
         RecoveryConfig,
         ServerConfig,
         DrainConfig,
+        RestartConfig,
         TraceConfig,
         OutputConfig,
     )

@@ -7,6 +7,8 @@ closing bracket). Bounded in size: what comes after that is dropped, and the las
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -15,10 +17,12 @@ from typing import Any
 
 import msgspec
 
-from pdx.errors import ConfigError
+from pdx.errors import OutputError
 from pdx.metrics.timeline import RequestTimeline
 
 __all__ = ["TraceWriter"]
+
+logger = logging.getLogger(__name__)
 
 #: Tracks of the viewer: this node, and what it knows of its prefiller's work.
 _NODE, _PREFILLER = 1, 2
@@ -37,23 +41,30 @@ class TraceWriter:
         node: what the node is called in the viewer.
 
     Raises:
-        ConfigError: the file cannot be written.
+        OutputError: the file cannot be written.
     """
 
     def __init__(self, path: Path, node: str, *, max_bytes: int = _MAX_BYTES) -> None:
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise ConfigError(f"cannot write the trace to {path}: {error.strerror}") from error
+            raise _cannot_write(path, error) from error
+        self._path = path
         self._room = max_bytes
         self._pending = bytearray(b"[\n")
         self._is_first = True
+        #: It could not be written, which has been said.
+        self._is_broken = False
         self._last_flush_s = time.monotonic()
         for pid, name in ((_NODE, node), (_PREFILLER, "its prefiller")):
             self._add({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
         thread = {"name": "passes"}
         self._add({"ph": "M", "name": "thread_name", "pid": _NODE, "tid": _PASSES, "args": thread})
-        self._flush()
+        try:
+            self._write()
+        except OSError as error:
+            os.close(self._fd)
+            raise _cannot_write(path, error) from error
 
     def on_pass(self, start_s: float, end_s: float, *, num_tokens: int, num_requests: int) -> None:
         """The rank has run a pass."""
@@ -77,7 +88,8 @@ class TraceWriter:
         """Write the rest."""
         self._pending += b"\n]\n"
         self._flush()
-        os.close(self._fd)
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
 
     def _add(self, event: dict[str, Any]) -> None:
         if self._room <= 0:
@@ -99,12 +111,28 @@ class TraceWriter:
 
     def _flush(self) -> None:
         """A full disk ends the trace, not the node."""
+        if self._is_broken:
+            self._pending.clear()
+            return
         try:
-            os.write(self._fd, self._pending)
-        except OSError:
-            self._room = 0
+            self._write()
+        except OSError as error:
+            self._is_broken, self._room = True, 0
+            logger.warning(
+                "the trace in %s is cut short, the node goes on: %s", self._path, error.strerror
+            )
+
+    def _write(self) -> None:
+        """Write what is pending; whatever becomes of it, nothing is pending any more."""
+        rest = memoryview(bytes(self._pending))
         self._pending.clear()
         self._last_flush_s = time.monotonic()
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+
+def _cannot_write(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot write the trace to {path}: {error.strerror}")
 
 
 _Span = tuple[int, str, float, float, dict[str, Any]]

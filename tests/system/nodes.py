@@ -288,6 +288,7 @@ def start(arguments: Sequence[str], log: Path, env: dict[str, str] | None = None
             [sys.executable, "-m", "pdx", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            bufsize=0,  # two lines that come at once are two for select, too
             stderr=stderr,
             env=os.environ | _ENV | (env or {}),
             start_new_session=True,  # a process group of its own, as in a terminal

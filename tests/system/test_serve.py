@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -52,6 +54,34 @@ def pid_of(served: Node, command: str) -> int:
     return pid
 
 
+def children_of(pid: int) -> list[int]:
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def decoder_of(served: Node, url: str) -> int:
+    """The decode node whose frontend listens there."""
+    port = f"{urlsplit(url).port:04X}"
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    [inode] = [row[9] for row in rows if row[1].endswith(f":{port}") and row[3] == "0A"]
+    [frontend] = [
+        pid
+        for pid in served.family()
+        if any(
+            str(fd.readlink()) == f"socket:[{inode}]" for fd in Path(f"/proc/{pid}/fd").iterdir()
+        )
+    ]
+    return int(Path(f"/proc/{frontend}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def wait_said(served: Node, text: str) -> None:
+    wait_until(lambda: text in served.stderr(), timeout_s=30, what=f"it says {text!r}")
+
+
+def copy_of(model: Path, folder: Path) -> Path:
+    """A model that the test may take away."""
+    return Path(shutil.copytree(model, folder / "model"))
+
+
 def is_idle(served: Decoder) -> bool:
     """No page and no request is held."""
     counts = served.counts()
@@ -92,10 +122,10 @@ def test_one_command_serves_the_colocated_tokens_and_ctrl_c_ends_all_in_order(
 
 
 @pytest.mark.parametrize("command", ["prefill", "decode"])
-def test_a_crashed_node_is_named_and_the_others_are_stopped(
+def test_without_restarts_a_crashed_node_is_named_and_the_others_are_stopped(
     tiny_llama: Path, tmp_path: Path, command: str
 ) -> None:
-    with serving(tiny_llama, tmp_path / "log") as served:
+    with serving(tiny_llama, tmp_path / "log", "--restarts", "0") as served:
         family = served.family()
         os.kill(pid_of(served, command), signal.SIGKILL)
         assert served.process.wait(timeout=15) == 1
@@ -105,6 +135,76 @@ def test_a_crashed_node_is_named_and_the_others_are_stopped(
     assert f"error: the {command} node (pid " in last
     assert "was killed by SIGKILL; its last lines:" in last
     assert {"prefill": "serving ", "decode": "connected to "}[command] in last
+
+
+def test_a_killed_node_comes_back_at_its_address_while_the_others_serve(
+    tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
+) -> None:
+    """Also one whose rank is stopped, which cannot notice the end of its node by itself."""
+    prompt = prompt_of(tiny_prompt_ids, 100)
+    expected = colocated(prompt, 24)
+    with serving(tiny_llama, tmp_path / "log", "--decode", "2") as served:
+        url, second = served.url, read_announcement(served, URL)
+        begun = served.call(prompt_of(tiny_prompt_ids, 40), 300, stream=True)
+        assert begun.wait_head() == 200
+        first_prefiller = pid_of(served, "prefill")
+        [rank] = children_of(first_prefiller)
+        os.kill(rank, signal.SIGSTOP)
+        os.kill(first_prefiller, signal.SIGKILL)
+        assert served.complete(prompt, 24) == expected, "the decoder prefills by itself"
+        assert len(begun.token_ids()) == 300
+        wait_said(served, "the prefill node was killed by SIGKILL; it is started again in 0.5 s")
+        wait_said(served, "the prefill node serves again")
+        assert not is_alive(rank)
+        served.wait_healthy()
+        num_here = served.counts()["prefills_here"]
+        assert served.complete(prompt, 24) == expected
+        assert served.counts()["prefills_here"] == num_here, "the prefiller that came back did it"
+
+        os.kill(decoder_of(served, url), signal.SIGKILL)
+        served.announced = second
+        assert served.complete(prompt, 24) == expected, "the other decoder goes on"
+        wait_said(served, "the decode-1 node serves again")
+        served.announced = url
+        assert served.complete(prompt, 24) == expected
+        assert served.health()["status"] == "ok"
+        family = served.family()
+        assert served.stop() == 0
+        assert not any(map(is_alive, family))
+        assert "Traceback" not in served.stderr()
+
+
+def test_a_node_that_ends_each_time_ends_serve_with_its_last_words(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Its model is gone."""
+    model = copy_of(tiny_llama, tmp_path)
+    with serving(model, tmp_path / "log", "--restarts", "1") as served:
+        family = served.family()
+        model.rename(tmp_path / "gone")
+        os.kill(pid_of(served, "prefill"), signal.SIGKILL)
+        assert served.process.wait(timeout=30) == 1
+        wait_until(lambda: not any(map(is_alive, family)), timeout_s=5, what=f"{family} end")
+        said = served.stderr()
+    last = said[said.index("error: it was started again 1 times; the prefill node (pid ") :]
+    assert "exited with code 2; its last lines:" in last
+    assert "is neither a folder nor" in last
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_pause_before_a_restart_holds_up_no_end(
+    tiny_llama: Path, tmp_path: Path, number: int
+) -> None:
+    model = copy_of(tiny_llama, tmp_path)
+    with serving(model, tmp_path / "log") as served:
+        family = served.family()
+        model.rename(tmp_path / "gone")
+        os.kill(pid_of(served, "prefill"), signal.SIGKILL)
+        wait_said(served, "it is started again in 2 s")
+        served.signal(number)
+        assert served.process.wait(timeout=1.8) == 0, "before the pause is over"
+        assert not any(map(is_alive, family))
+        assert "Traceback" not in served.stderr()
 
 
 def test_nodes_end_with_a_supervisor_that_is_killed(tiny_llama: Path, tmp_path: Path) -> None:
