@@ -1,4 +1,5 @@
-"""Which files of a model folder hold its weights. No torch: the manifest hashes them too."""
+"""Which files of a model folder hold its weights and its chat templates. No torch: the manifest
+hashes them too."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 from pdx.config.model_fields import read_json
 from pdx.errors import CheckpointError
 
-__all__ = ["weight_files"]
+__all__ = ["template_files", "weight_files"]
 
 _INDEX = "model.safetensors.index.json"
 _AGAIN = "download the folder again"
@@ -45,6 +46,14 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         listed = ", ".join(missing)
         raise CheckpointError(f"{index} names files that are missing: {listed}", hint=_AGAIN)
     return files
+
+
+def template_files(folder: Path) -> dict[str, Path]:
+    """Chat templates that are files of their own, by name: ``chat_template.jinja`` is the default,
+    the others are in ``additional_chat_templates`` (transformers 5 writes both)."""
+    files = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    default = folder / "chat_template.jinja"
+    return files | ({"default": default} if default.is_file() else {})
 
 
 def _names_in(index: Path) -> list[str]:

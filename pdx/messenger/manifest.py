@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pdx.config.model_files import weight_files
+from pdx.config.model_files import template_files, weight_files
 from pdx.errors import ProtocolError
 from pdx.kv.geometry import ITEMSIZE
 from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
@@ -25,7 +25,7 @@ _SAMPLE_BYTES = 64 << 10
 _TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
-    "chat_template.jinja",
+    "chat_template.json",
     "special_tokens_map.json",
 )
 
@@ -115,10 +115,11 @@ def model_id(folder: Path) -> str:
 
 
 def text_id(folder: Path) -> str:
-    """Hash of the tokenizer and the chat template."""
+    """Hash of the tokenizer and the chat templates."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in _TEXT_FILES:
-        path = folder / name
+    files = {name: folder / name for name in _TEXT_FILES}
+    files |= {f"{name}.jinja": path for name, path in template_files(folder).items()}
+    for name, path in files.items():
         if path.exists():
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -23,7 +23,7 @@ from pdx.server.bodies import (
     TokenizeBody,
     parse_body,
 )
-from pdx.server.messages import checked_messages, checked_tools, num_chars
+from pdx.server.messages import checked_messages, checked_tools, is_long_chat
 from pdx.server.sampling import SamplingDefaults, sampling_of_choices
 from pdx.text.chat_template import ChatTemplate
 from pdx.text.reasoning import THINK_START
@@ -220,8 +220,7 @@ class RequestChecker:
                 add_generation_prompt=generate,
             )
 
-        size = sum(map(num_chars, messages))
-        text = await self._maybe_in_thread(size > _INLINE_CHARS, render)
+        text = await self._maybe_in_thread(is_long_chat(messages, tools), render)
         if not text:
             raise InvalidRequest("the chat template makes an empty prompt", param="messages")
         add = body.add_special_tokens is True

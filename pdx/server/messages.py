@@ -1,20 +1,23 @@
-"""The messages and tools of a chat request: their form is checked, and they are put the way chat
-templates want them. Pure.
+"""The messages and tools of a chat request: their form is checked. What they mean is the business
+of ``pdx.text.chat_history``. Pure.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdx.errors import InvalidRequest
 from pdx.text.chat_template import ChatTemplate
 
-__all__ = ["checked_messages", "checked_tools", "num_chars"]
+__all__ = ["checked_messages", "checked_tools", "is_long_chat"]
+
+#: Chats with more characters or messages are rendered in a thread.
+_INLINE_CHARS = 4096
+_INLINE_MESSAGES = 32
 
 
-def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Messages for a template. Which roles may follow which is the template's business.
 
     Raises:
@@ -22,7 +25,9 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     """
     if not messages:
         raise InvalidRequest("messages is empty", param="messages")
-    return [_checked_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    for idx, message in enumerate(messages):
+        _check_message(message, f"messages[{idx}]")
+    return messages
 
 
 def checked_tools(
@@ -56,46 +61,48 @@ def checked_tools(
     return tools
 
 
-def num_chars(message: Mapping[str, Any]) -> int:
-    """About how long a message's text is."""
-    content = message["content"]
-    if isinstance(content, str):
-        return len(content)
-    texts = (part.get("text") for part in content or () if isinstance(part, Mapping))
-    return sum(len(text) for text in texts if isinstance(text, str))
+def is_long_chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> bool:
+    """Rendering may take long enough to hold up others. Tools and calls have texts of any depth and
+    are not measured."""
+    if len(messages) > _INLINE_MESSAGES or tools:
+        return True
+    has_calls = any("tool_calls" in m or "function_call" in m for m in messages)
+    return has_calls or sum(map(_num_chars, messages)) > _INLINE_CHARS
 
 
-def _checked_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if not isinstance(message.get("role"), str):
-        raise _refusal(f"{where}.role must be a string")
-    calls = message.get("tool_calls")
+def _num_chars(message: Mapping[str, Any]) -> int:
     content = message.get("content")
-    if not (isinstance(content, str | list) or (content is None and calls)):
+    if isinstance(content, list):
+        return sum(len(part["text"]) for part in content if isinstance(part.get("text"), str))
+    return len(content or "")
+
+
+def _check_message(message: Mapping[str, Any], where: str) -> None:
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise _refusal(f"{where}.role must be a string")
+    # An answer of calls only has no content, and a tool may have nothing to say.
+    may_be_none = role in ("assistant", "tool", "function")
+    if not (isinstance(content, str | list) or (content is None and may_be_none)):
         raise _refusal(f"{where}.content must be a string or a list of parts")
-    checked = {**message, "content": content}
-    if calls is not None:
-        if not isinstance(calls, list):
-            raise _refusal(f"{where}.tool_calls must be a list")
-        checked["tool_calls"] = [
-            _checked_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
-        ]
-    return checked
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, Mapping):
+            raise _refusal(f"{where}.content must be a string or a list of parts")
+    calls, legacy = message.get("tool_calls") or [], message.get("function_call")
+    if not isinstance(calls, list):
+        raise _refusal(f"{where}.tool_calls must be a list")
+    for idx, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        _check_function(function, f"{where}.tool_calls[{idx}].function")
+    if legacy:
+        _check_function(legacy, f"{where}.function_call")
 
 
-def _checked_call(call: Any, where: str) -> dict[str, Any]:
-    """A call with its arguments as an object: templates write them out as JSON themselves."""
-    function = call.get("function") if isinstance(call, Mapping) else None
+def _check_function(function: Any, where: str) -> None:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _refusal(f"{where}.function.name must be a string")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, Mapping):
-        raise _refusal(f"{where}.function.arguments must be the JSON of an object")
-    return {**call, "function": {**function, "arguments": arguments}}
+        raise _refusal(f"{where}.name must be a string")
+    if not isinstance(function.get("arguments") or {}, str | Mapping):
+        raise _refusal(f"{where}.arguments must be an object, or the JSON of one")
 
 
 def _refusal(message: str) -> InvalidRequest:

@@ -8,23 +8,28 @@ templates are written in (trimmed blocks, loop controls, ``raise_exception``, ``
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from pdx.config.model_files import template_files
 from pdx.errors import CheckpointError, InvalidRequest
+from pdx.text.chat_history import Lost, Reading, Shadow, canonical, fold
 from pdx.text.reasoning import THINK_END
 from pdx.text.tool_calls import call_form_of
 
-__all__ = ["ChatTemplate", "flatten_content"]
+__all__ = ["ChatTemplate"]
 
 _SPECIAL_TOKENS = (
     "bos_token",
@@ -49,6 +54,11 @@ _TEMPLATE_FAILURES = (
 
 #: Variables that pdx fills in itself.
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+#: A reading is looked for with about this much work, counted in messages and in stretches of the
+#: tools' JSON: a long chat must not be rendered dozens of times.
+_MAX_WORK = 40_000
+_MIN_TRIES, _MAX_TRIES = 8, 100
+_TOOL_CHARS_OF_WORK = 256
 
 
 class ChatTemplate:
@@ -71,7 +81,10 @@ class ChatTemplate:
         self.call_form = call_form_of(both)
         #: The model thinks between tags (see ``pdx.text.reasoning``).
         self.tags_reasoning = THINK_END in both
-        self._knows_calls = "tool_calls" in both
+        #: What a request may set: names that the templates read and do not set themselves.
+        self.variables = (_variables(source) | _variables(tool_source)) - (
+            _RESERVED | self._special_tokens.keys()
+        )
         self._knows_developer = "developer" in both
 
     @classmethod
@@ -81,13 +94,13 @@ class ChatTemplate:
         Raises:
             CheckpointError: a file is damaged, or the template does not compile.
         """
-        config = _read_json(Path(folder) / "tokenizer_config.json")
-        named = _named_templates(config)
-        path = Path(folder) / "chat_template.jinja"
-        source = path.read_text("utf-8") if path.is_file() else named.get("default")
+        folder = Path(folder)
+        config = _read_json(folder / "tokenizer_config.json")
+        named = _named_templates(folder, config)
+        source = named.get("default")
         if source is None:
             return None
-        tokens = _read_json(Path(folder) / "special_tokens_map.json") | config
+        tokens = _read_json(folder / "special_tokens_map.json") | config
         return cls(source, _special_tokens(tokens), named.get("tool_use"))
 
     def render(
@@ -98,70 +111,175 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt for the assistant's next message. Messages' contents are strings or lists of
-        text parts; ``variables`` are the template's own, such as ``enable_thinking``.
+        """The prompt for the assistant's next message. Messages are as clients send them, once
+        their form is checked; ``variables`` are the template's own, such as ``enable_thinking``.
+
+        The template gets them in the reading that keeps every word and every call, and of several
+        the one with the shortest prompt: it is the one without empty turns, without "None", and
+        without JSON in JSON.
 
         Raises:
-            InvalidRequest: the template refuses these messages (say, two users in a row), or a part
-            is no text.
+            InvalidRequest: the template refuses these messages (say, two users in a row) or leaves
+                a part of them out in every reading, or a part is no text.
         """
-        variables = variables or {}
+        variables = {k: v for k, v in (variables or {}).items() if v is not None}
         for name in variables.keys() & (_RESERVED | self._special_tokens.keys()):
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {name}", param="chat_template_kwargs"
             )
         template = self._tool_template if tools else self._template
-        flat = [self._flat(message) for message in messages]
+        history = [self._with_known_role(message) for message in canonical(messages)]
 
-        def render(messages: Sequence[Mapping[str, Any]]) -> str:
-            return template.render(
-                **self._special_tokens,
-                **variables,
-                messages=messages,
-                tools=tools or None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+        def render(messages: Sequence[dict[str, Any]], reading: Reading) -> str:
+            given = {
+                "messages": reading.messages(messages),
+                "tools": reading.tools(tools),
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            return template.render({**self._special_tokens, **variables, **given})
 
         try:
-            return _with_either_arguments(render, flat)
+            reading, folded = _choose(render, history, tools or ())
+            return render(fold(history, folded), reading)
         except _TEMPLATE_FAILURES as error:
             raise InvalidRequest(
                 f"the model's chat template refuses the messages: {error}", param="messages"
             ) from error
 
-    def _flat(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message as templates know them: with a text, and no role of a later date."""
-        flat = {**message, **_flat_content(message)}
-        if flat.get("content") is None and not self._knows_calls:
-            flat["content"] = ""  # it joins contents without looking; others look for None
-        if flat.get("role") == "developer" and not self._knows_developer:
-            flat["role"] = "system"
-        return flat
-
-
-def _with_either_arguments(
-    render: Callable[[Sequence[Mapping[str, Any]]], str], messages: Sequence[Mapping[str, Any]]
-) -> str:
-    """Most templates want the arguments of earlier tool calls as objects. Some (DeepSeek's) join
-    them to a text, which only JSON can be."""
-    try:
-        return render(messages)
-    except TypeError:
-        if not any(message.get("tool_calls") for message in messages):
-            raise
-        return render([_with_text_arguments(message) for message in messages])
-
-
-def _with_text_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = message.get("tool_calls")
-    if not calls:
+    def _with_known_role(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("role") == "developer" and not self._knows_developer:
+            return {**message, "role": "system"}
         return message
-    return {**message, "tool_calls": [{**c, "function": _as_text(c["function"])} for c in calls]}
 
 
-def _as_text(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {**function, "arguments": _to_json(function["arguments"])}
+_Render = Callable[[Sequence[dict[str, Any]], Reading], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What came of a reading. Smaller is better."""
+
+    num_lost: int
+    num_names_lost: int
+    prompt_len: int
+    reading: Reading
+    lost: tuple[Lost, ...]
+
+    @property
+    def rank(self) -> tuple[int, int, int, bool]:
+        # JSON is as long as what Python prints of an object.
+        is_object = not self.reading.text_arguments
+        return self.num_lost, self.num_names_lost, self.prompt_len, is_object
+
+
+def _choose(
+    render: _Render, history: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> tuple[Reading, set[int]]:
+    """The reading to take, and the messages to fold into those that follow them.
+
+    Raises:
+        InvalidRequest: all readings lose a part of the chat.
+    """
+    shadow = Shadow(history)
+    work = len(history) + len(json.dumps(tools)) // _TOOL_CHARS_OF_WORK + 1
+    tries_left = min(_MAX_TRIES, max(_MIN_TRIES, _MAX_WORK // work))
+    best: _Tried | None = None
+    for group in _readings(history, tools):
+        for reading in group[:tries_left]:
+            found = _try(render, shadow, shadow.messages, reading)
+            if found is not None and (best is None or found.rank < best.rank):
+                best = found
+        tries_left -= len(group)
+        if tries_left <= 0 or (best is not None and not best.lost):
+            break
+    if best is None or not best.num_lost:
+        # Where the template refuses all readings, the plain one says why.
+        return (Reading() if best is None else best.reading), set()
+    return best.reading, _fold_or_refuse(render, history, shadow, best)
+
+
+def _try(
+    render: _Render, shadow: Shadow, messages: Sequence[dict[str, Any]], reading: Reading
+) -> _Tried | None:
+    try:
+        text = render(messages, reading)
+    except _TEMPLATE_FAILURES:
+        return None
+    lost = shadow.lost_in(text)
+    num_names = sum(one.is_name_only for one in lost)
+    return _Tried(len(lost) - num_names, num_names, len(text), reading, tuple(lost))
+
+
+def _fold_or_refuse(
+    render: _Render, history: Sequence[dict[str, Any]], shadow: Shadow, best: _Tried
+) -> set[int]:
+    """Which messages must be folded so that nothing is lost. Only a system message may: many
+    templates know one, in front, and some say it only in the first turn."""
+    lost = [one for one in best.lost if not one.is_name_only]
+    indices = {one.idx for one in lost}
+    if all(history[idx].get("role") == "system" for idx in indices):
+        found = _try(render, shadow, fold(shadow.messages, indices), best.reading)
+        if found is not None and not found.num_lost:
+            return indices
+    if not _says_words(render):
+        return set()  # it is no template of chats, and nobody can miss anything in its prompt
+    first = lost[0]
+    what = "the content" if first.call is None else f"the call of {first.call[:80]!r}"
+    raise InvalidRequest(
+        f"the model's chat template leaves out {what} of messages[{first.idx}] "
+        f"(role {history[first.idx].get('role')!r}); send the chat without it, or use another "
+        "template",
+        param="messages",
+    )
+
+
+def _says_words(render: _Render) -> bool:
+    """The words of one question are in its prompt."""
+    question = Shadow([{"role": "user", "content": "x"}])
+    found = _try(render, question, question.messages, Reading())
+    return found is not None and not found.lost
+
+
+def _readings(
+    history: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> Iterator[list[Reading]]:
+    """The readings that differ for this chat, in groups. Those of a group differ in how a value is
+    given, and the shortest prompt tells which is meant. Between groups the shape of the chat
+    changes, and that of the fewest changes is taken."""
+    with_calls = [message for message in history if "tool_calls" in message]
+    calls = [call for message in with_calls for call in message["tool_calls"]]
+    arguments = [call["function"]["arguments"] for call in calls]
+    has_results = any(message.get("role") == "tool" for message in history)
+    applies = {
+        "one_call_each": len(calls) > len(with_calls),
+        "words_apart": (has_words := any(message["content"] for message in with_calls)),
+        "words_joined": has_words,
+        "filled": bool(tools) or has_results,
+        "short_ids": bool(calls) or has_results,
+        "as_parts": True,
+    }
+    values: list[list[tuple[str, Any]]] = [
+        [("no_content", value) for value in ("", None)] if calls else [],
+        [("text_arguments", value) for value in (False, True)] if calls else [],
+        [("boxed_arguments", value) for value in (False, True)]
+        if any(isinstance(each, str) for each in arguments)
+        else [],
+    ]
+    group = [dict(some) for some in itertools.product(*filter(None, values))]
+    shapes = [name for name, does in applies.items() if does]
+    for num_changes in range(len(shapes) + 1):
+        for names in itertools.combinations(shapes, num_changes):
+            if {"words_apart", "words_joined"} <= set(names):
+                continue
+            changes: dict[str, Any] = dict.fromkeys(names, True)
+            yield [Reading(**some, **changes) for some in group]
+
+
+def _variables(source: str) -> frozenset[str]:
+    environment = _environment()
+    free = jinja2.meta.find_undeclared_variables(environment.parse(source))
+    return frozenset(free - environment.globals.keys())
 
 
 def _compile(source: str) -> jinja2.Template:
@@ -169,30 +287,6 @@ def _compile(source: str) -> jinja2.Template:
         return _environment().from_string(source)
     except jinja2.TemplateError as error:
         raise CheckpointError(f"the chat template does not compile: {error}") from error
-
-
-def flatten_content(parts: Sequence[Any]) -> str:
-    """The text of a content given as a list of parts.
-
-    Raises:
-        InvalidRequest: a part is not of type "text".
-    """
-    texts = []
-    for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("text") if kind == "text" else None
-        if not isinstance(text, str):
-            raise InvalidRequest(
-                f'a content part must be {{"type": "text", "text": ...}}, got type {kind!r}',
-                param="messages",
-            )
-        texts.append(text)
-    return "".join(texts)
-
-
-def _flat_content(message: Mapping[str, Any]) -> dict[str, str]:
-    content = message.get("content")
-    return {"content": flatten_content(content)} if isinstance(content, list) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -207,12 +301,19 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _named_templates(config: Mapping[str, Any]) -> dict[str, str]:
-    """``chat_template`` is a string, the default, or a list of named templates."""
-    found = config.get("chat_template")
+def _named_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Each template by its name. Files of their own go before what ``tokenizer_config.json`` has,
+    where it is a text (the default), an object, or a list of named ones."""
+    files = {name: path.read_text("utf-8") for name, path in template_files(folder).items()}
+    if files:
+        return files
+    beside = _read_json(folder / "chat_template.json").get("chat_template")
+    found = config.get("chat_template") if beside is None else beside
     if isinstance(found, list):
-        pairs = ((entry.get("name"), entry.get("template")) for entry in found)
-        return {name: source for name, source in pairs if isinstance(source, str)}
+        entries = [entry for entry in found if isinstance(entry, Mapping)]
+        found = {entry.get("name"): entry.get("template") for entry in entries}
+    if isinstance(found, Mapping):
+        return {name: text for name, text in found.items() if isinstance(text, str)}
     return {"default": found} if isinstance(found, str) else {}
 
 
@@ -248,8 +349,20 @@ def _to_json(
 ) -> str:
     """Plain JSON: jinja's own filter escapes for HTML, which models have not seen."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: object) -> list[Any]:
+    """What ``map`` and its like give is no list."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _raise_exception(message: str) -> None:

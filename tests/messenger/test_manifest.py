@@ -88,13 +88,21 @@ def test_a_models_id_is_its_config_its_headers_and_a_sample_of_its_weights(tmp_p
 def test_a_texts_id_is_of_the_tokenizer_and_the_template(tmp_path: Path) -> None:
     assert text_id(tmp_path) == text_id(tmp_path)
     ids = {text_id(tmp_path)}
-    for name in ("tokenizer.json", "chat_template.jinja", "tokenizer.json"):
+    for name in (
+        "tokenizer.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates/tool_use.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "tokenizer.json",
+    ):
         path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
         path.write_text(path.read_text() + "x" if path.exists() else "")
         ids.add(text_id(tmp_path))
     (tmp_path / "README.md").write_text("of no account")
     ids.add(text_id(tmp_path))
-    assert len(ids) == 4
+    assert len(ids) == 7
 
 
 def test_both_nodes_have_the_same_type_of_cache() -> None:

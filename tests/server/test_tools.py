@@ -184,6 +184,59 @@ def test_history_of_calls_goes_through_the_template(
     assert "tool\nsun" in prompt
 
 
+def test_own_answer_can_be_sent_back(
+    qwen: Frontend, make_say: Callable[..., Any], tokenizer: Tokenizer
+) -> None:
+    """As a client dumps it: with null for all that the answer has not."""
+    qwen.script = make_say(CALL, FinishReason.STOP)
+    with openai.OpenAI(base_url=qwen.url + "/v1", api_key="x", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="org/tiny",
+            messages=[{"role": "user", "content": "x"}],
+            tools=TOOLS,  # type: ignore[arg-type]
+        )
+    dumped = answer.choices[0].message.model_dump()
+    assert (dumped["content"], dumped["refusal"]) == (None, None)
+    call_id = dumped["tool_calls"][0]["id"]
+    result = {"role": "tool", "tool_call_id": call_id, "content": None}
+    prompts = []
+    for message in (dumped, {"role": "assistant", "tool_calls": dumped["tool_calls"]}):
+        while not qwen.messages.empty():
+            qwen.messages.get()
+        ask(qwen, messages=[*USER, message, result], tools=TOOLS)
+        prompts.append(prompt_of(qwen, tokenizer))
+    assert prompts[0] == prompts[1]
+    assert '{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>' in prompts[0]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": None},
+        {"role": "assistant", "tool_calls": [{"function": {"name": 5}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [5]}}]},
+        {"role": "assistant", "tool_calls": [5]},
+        {"role": "assistant", "function_call": {"arguments": "{}"}},
+        {"role": "assistant", "function_call": 5},
+        {"role": "assistant", "content": [5]},
+    ],
+)
+def test_message_that_is_none_is_named(qwen: Frontend, message: dict[str, Any]) -> None:
+    response = httpx.post(qwen.url + CHAT, json={"messages": [*USER, message]}, timeout=20)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert "messages[1]" in error["message"]
+    assert error["param"] == "messages"
+
+
+def test_call_that_a_template_leaves_out_is_named(frontend: Frontend, http: httpx.Client) -> None:
+    function = {"name": "weather", "arguments": "{}"}
+    message = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+    response = http.post(CHAT, json={"messages": [*USER, message]})
+    assert response.status_code == 400
+    assert "the call of 'weather' of messages[1]" in response.json()["error"]["message"]
+
+
 def test_template_without_tools_refuses_them(frontend: Frontend, http: httpx.Client) -> None:
     response = http.post(CHAT, json={"messages": USER, "tools": TOOLS})
     assert response.status_code == 400

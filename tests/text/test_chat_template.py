@@ -92,6 +92,54 @@ def test_template_is_found_in_each_layout(tmp_path: Path) -> None:
     assert _render_folder(tmp_path) == "three <s>"
 
 
+def test_templates_in_files_of_their_own_are_found_by_name(tmp_path: Path) -> None:
+    """transformers 5's layout: the file is the default, the others are in a folder beside it."""
+    write_config(tmp_path, chat_template=[{"name": "tool_use", "template": "old {{ tools }}"}])
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    others = tmp_path / "additional_chat_templates"
+    others.mkdir()
+    (others / "tool_use.jinja").write_text("{{ tools[0].function.name }} <tool_call>")
+    (others / "rag.jinja").write_text("{{ documents }}")
+    template = ChatTemplate.from_folder(tmp_path)
+    assert template is not None
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert (template.render(USER), template.render(USER, tools=tools)) == ("plain", "f <tool_call>")
+    assert (template.takes_tools, template.call_form) == (True, CallForm.TAGGED)
+    (others / "tool_use.jinja").write_text("{% if %}")
+    with pytest.raises(CheckpointError, match="does not compile"):
+        ChatTemplate.from_folder(tmp_path)
+
+
+def test_template_in_a_file_of_json_goes_before_the_tokenizers(tmp_path: Path) -> None:
+    write_config(tmp_path, chat_template="old")
+    path = tmp_path / "chat_template.json"
+    path.write_text(json.dumps({"chat_template": "new"}))
+    assert _render_folder(tmp_path) == "new"
+    path.write_text(json.dumps({"chat_template": {"default": "plain", "tool_use": "{{ tools }}"}}))
+    template = ChatTemplate.from_folder(tmp_path)
+    assert template is not None
+    assert template.takes_tools
+    assert template.render(USER) == "plain"
+
+
+def test_variables_are_those_that_a_template_reads_and_does_not_set() -> None:
+    source = (
+        "{% set mine = effort or 'low' %}{{ mine }}{% for m in messages %}{{ loop.index }}"
+        "{% endfor %}{{ strftime_now('%Y') }}{{ bos_token }}"
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>"}, "{{ tools }}{{ date }}")
+    assert template.variables == {"effort", "date"}
+
+
+def test_variable_that_is_null_is_not_set() -> None:
+    template = ChatTemplate("{{ 'no' if thinking is defined and not thinking }}", {})
+    assert template.render(USER, variables={"thinking": None, "unknown": 1, "self": 2}) == ""
+
+
+def test_generator_is_a_list_in_json() -> None:
+    assert render("{{ messages | map(attribute='role') | tojson }}") == '["user"]'
+
+
 def _render_folder(folder: Path) -> str:
     template = ChatTemplate.from_folder(folder)
     assert template is not None
@@ -140,13 +188,6 @@ def test_arguments_of_calls_are_what_the_template_wants(source: str) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": "ü"}}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     assert render(source, [message]) == '{"a": "ü"}'
-
-
-def test_message_of_calls_only_has_no_content_for_a_template_that_knows_calls() -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": []}
-    knows = "{% if messages[0].content is none %}{{ messages[0].tool_calls }}{% endif %}"
-    assert render(knows, [message]) == "[]"
-    assert render("<{{ messages[0].content }}>", [message]) == "<>"
 
 
 def test_generation_prompt_may_be_left_out() -> None:

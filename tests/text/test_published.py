@@ -106,23 +106,43 @@ def test_calls_and_their_results_are_rendered_as_by_transformers(folder: Path, t
     """We are given what the API's clients send; a template gets the arguments as it wants them."""
     template = ChatTemplate.from_folder(folder)
     assert template is not None
+    if "deepseek" in folder.name:
+        pytest.skip("its template writes calls where the content is null; transformers drops null")
 
     def chat(arguments: Any) -> list[dict[str, Any]]:
         call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
         return [
-            {"role": "user", "content": "Weather in Paris?"},
+            {"role": "user", "content": "Weather there?"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "1", "content": "rain"},
         ]
 
-    wants_text = "deepseek" in folder.name
     expected = theirs.apply_chat_template(
-        chat('{"place": "Paris"}' if wants_text else {"place": "Paris"}),
-        tokenize=False,
-        add_generation_prompt=True,
+        chat({"place": "Paris"}), tokenize=False, add_generation_prompt=True
     )
     assert "Paris" in expected
-    assert template.render(chat({"place": "Paris"})) == expected
+    assert template.render(chat('{"place": "Paris"}')) == expected
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_call_without_words_is_in_the_prompt(folder: Path, content: Any) -> None:
+    """One of the two templates fails on null, the other leaves the call out where it is not."""
+    template = ChatTemplate.from_folder(folder)
+    assert template is not None
+    function = {"name": "weather", "arguments": '{"place": "Paris"}'}
+    call = {"id": "1", "type": "function", "function": function}
+    chat = [
+        *CHATS["question"],
+        {"role": "assistant", "content": content, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]
+    prompt = template.render(chat)
+    assert '{"place": "Paris"}' in prompt
+    assert "rain" in prompt
+    chat[1] = {"role": "assistant", "content": "Let me see.", "tool_calls": [call]}
+    prompt = template.render(chat)
+    assert "Let me see." in prompt
+    assert '{"place": "Paris"}' in prompt
 
 
 def test_thinking_can_be_turned_off_in_qwen3() -> None:
