@@ -43,6 +43,9 @@ _PRINT = Annotated[
     ),
 ]
 
+#: Characters.
+_LONG_FLAG = 20
+
 
 def with_settings(
     declared: Sequence[Setting] = (), *, argument: str | None = None
@@ -148,7 +151,11 @@ def _parameter(each: Setting) -> inspect.Parameter:
         return _plain(each.name, Annotated[str | None, argument], None)
     shown["rich_help_panel"] = SECTIONS[each.section]
     if each.kind is Kind.FLAG:
-        flag = typer.Option(f"{each.flag}/--no-{each.flag[2:]}", **shown)
+        # Both forms of a long flag would leave the help page no room for its text. What is off by
+        # default needs no other form: a variable or a file that sets it can be changed.
+        only_on = not each.default and len(each.flag) > _LONG_FLAG
+        names = each.flag if only_on else f"{each.flag}/--no-{each.flag[2:]}"
+        flag = typer.Option(names, **shown)
         return _plain(each.name, Annotated[bool | None, flag], None)
     flags = [each.flag, *([each.short] if each.short else [])]
     # The help text has the choices: a metavar is broken anywhere where the terminal is narrow.

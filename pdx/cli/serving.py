@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pdx.cli.output import announce, status_line
+from pdx.config.descriptors import DescriptorShortage
 from pdx.config.heap import keep_receive_buffers_apart
 from pdx.engine.tasks import run_until_one_ends
 from pdx.errors import ConfigError, InternalError
@@ -188,7 +189,11 @@ def run_until_signal(serve: Callable[[DrainRequest], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         bugs: list[Exception] = []
 
+        shortage = DescriptorShortage()
+
         def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            if shortage.explains(context):
+                return
             loop.default_exception_handler(context)
             # Other contexts (a connection, a task) are one peer's or one request's trouble.
             if "handle" in context and isinstance(context.get("exception"), Exception):

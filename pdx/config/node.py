@@ -175,8 +175,8 @@ class ServerConfig:
     )
     api_key: str | None = setting(
         None,
-        "Clients must send this key as a bearer token. Better set in the environment: other users "
-        "of this host can read flags.",
+        "Clients must send this key as a bearer token or x-api-key. Better set in the "
+        "environment: other users of this host can read flags.",
         key="api_key",
         section="server",
         metavar="KEY",
@@ -214,6 +214,46 @@ class ServerConfig:
         section="server",
         metavar="ORIGIN",
         unset="CORS is off",
+    )
+    ignore_unknown_fields: bool = setting(
+        False,
+        "Drop fields of requests that nobody knows, with one warning for each name; else they are "
+        "refused.",
+        key="ignore_unknown_fields",
+        section="server",
+    )
+    header_timeout_s: float = setting(
+        20.0,
+        "Longest time for a request's header.",
+        key="header_timeout",
+        section="server",
+        metavar="SECONDS",
+        minimum=0.1,
+    )
+    body_timeout_s: float = setting(
+        60.0,
+        "Longest time for a request's body.",
+        key="body_timeout",
+        section="server",
+        metavar="SECONDS",
+        minimum=0.1,
+    )
+    keep_alive_s: float = setting(
+        75.0,
+        "How long an idle connection is kept for its next request.",
+        key="keep_alive",
+        section="server",
+        metavar="SECONDS",
+        minimum=0.1,
+    )
+    max_connections: int | None = setting(
+        None,
+        "HTTP connections at once. When all are taken, an idle one is closed for a new one.",
+        key="max_connections",
+        section="server",
+        metavar="CONNECTIONS",
+        minimum=1,
+        unset="what the limit of open files leaves",
     )
 
 

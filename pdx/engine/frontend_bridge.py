@@ -127,6 +127,11 @@ class FrontendBridge:
                 request_timeout_s=server.request_timeout_s or None,
                 max_body_bytes=server.max_body_bytes,
                 cors_origins=server.cors_origins,
+                ignore_unknown_fields=server.ignore_unknown_fields,
+                header_timeout_s=server.header_timeout_s,
+                body_timeout_s=server.body_timeout_s,
+                keep_alive_s=server.keep_alive_s,
+                max_connections=server.max_connections,
             )
         )
 

@@ -13,6 +13,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 
+from pdx.config.descriptors import descriptor_limit
 from pdx.messenger.control import Address, ControlConnection, reachable
 
 __all__ = ["MAX_STRANGERS", "ControlListener"]
@@ -22,6 +23,7 @@ MAX_STRANGERS = 128
 #: From the connection to the end of the handshake.
 _HANDSHAKE_S = 20.0
 _STOP_S = 2.0
+_BACKLOG = 128
 
 
 class ControlListener:
@@ -30,6 +32,7 @@ class ControlListener:
     Args:
         sock: where it listens; closed by :meth:`close`.
         serve: a connection's whole life, in a task of its own, which closes the connection.
+        max_strangers: None: MAX_STRANGERS, or a quarter of the files that may be open.
     """
 
     def __init__(
@@ -39,12 +42,13 @@ class ControlListener:
             [ControlConnection, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
         ],
         *,
-        max_strangers: int = MAX_STRANGERS,
+        max_strangers: int | None = None,
         handshake_s: float = _HANDSHAKE_S,
     ) -> None:
         self._sock = sock
         self._serve = serve
-        self._max_strangers = max_strangers
+        # Most descriptors are for those who are known, and for the node's own work.
+        self._max_strangers = max_strangers or min(MAX_STRANGERS, descriptor_limit() // 4)
         self._handshake_s = handshake_s
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -57,7 +61,10 @@ class ControlListener:
 
     async def start(self) -> list[Address]:
         """Take connections; returns the addresses that peers may use, the likeliest first."""
-        self._server = await asyncio.start_server(self._on_connection, sock=self._sock)
+        # asyncio accepts as many at once as its backlog, before a stranger among them can be
+        # dropped; the kernel may hold more.
+        self._server = await asyncio.start_server(self._on_connection, sock=self._sock, backlog=1)
+        self._sock.listen(_BACKLOG)
         host, port = self._sock.getsockname()[:2]
         return reachable(Address(host=host, port=port))
 

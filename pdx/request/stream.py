@@ -49,7 +49,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     port: int
     #: Streams at once; more get a 503.
     max_streams: int
-    #: Clients must send it as a bearer token (all paths but /health); None: anyone may ask.
+    #: Clients must send it as a bearer token or x-api-key (all paths but those of probes); None:
+    #: anyone may ask.
     api_key: str | None = None
     #: Longest time for one HTTP request, from its first byte to the answer's last; None: no limit.
     request_timeout_s: float | None = 3600.0
@@ -57,6 +58,16 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     max_body_bytes: int = 16 << 20
     #: Web origins whose scripts may use the API ("*": all); none: CORS is off.
     cors_origins: tuple[str, ...] = ()
+    #: Fields of a body that nobody knows are dropped with a warning; else they are refused.
+    ignore_unknown_fields: bool = False
+    #: Longest time for a request's header, from the connection or the header's first byte on.
+    header_timeout_s: float = 20.0
+    #: Longest time for a request's body.
+    body_timeout_s: float = 60.0
+    #: How long a connection without a request is kept for the next.
+    keep_alive_s: float = 75.0
+    #: Connections at once; None: as many as the process may have descriptors for.
+    max_connections: int | None = None
 
 
 class FrontendReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 
+from pdx.config.descriptors import raise_descriptor_limit
 from pdx.config.heap import keep_receive_buffers_apart
 from pdx.config.logs import set_up_from_environment
 from pdx.server.frontend import serve
@@ -29,6 +30,7 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     set_up_from_environment("frontend")
     keep_receive_buffers_apart()
+    raise_descriptor_limit()
     return asyncio.run(serve(socket.socket(fileno=fd)))
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from starlette.types import Message, Send
 
@@ -25,7 +26,7 @@ from pdx.server.checks import Job, Prompt, RequestChecker
 from pdx.server.choice import ChoiceReader
 from pdx.server.deltas import Delta, joined
 from pdx.server.problems import error_bytes, request_timed_out
-from pdx.server.shapes import AnswerShape, PromptDetails, Usage
+from pdx.server.shapes import AnswerShape, ChunkUsage, Usage, usage_of
 from pdx.server.timelines import RecentTimelines
 
 __all__ = ["Answer", "Service"]
@@ -42,6 +43,10 @@ _SSE_START: Message = {
         (b"x-accel-buffering", b"no"),
     ],
 }
+
+
+#: What an update adds, and the usage that its frame tells.
+_Told: TypeAlias = tuple[Delta, ChunkUsage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class _Choice:
         self.reader = reader
         #: Tokens of the prompt that nobody had to compute.
         self.num_cached = 0
-        self._prompt_len = prompt_len
+        self.prompt_len = prompt_len
         self._arrival_s = arrival_s
         self._last_token_s: float | None = None
         self._has_source = False
@@ -78,7 +83,7 @@ class _Choice:
         delta = self.reader.take(update)
         self.num_cached = update.num_cached
         if self._last_token_s is None:
-            metrics.first_token(now - self._arrival_s, self._prompt_len)
+            metrics.first_token(now - self._arrival_s, self.prompt_len)
             metrics.tokens(self.reader.num_tokens, None)
         else:
             metrics.tokens(self.reader.num_tokens - num_before, now - self._last_token_s)
@@ -98,7 +103,7 @@ class _Choice:
         self._has_ended = True
         metrics.ended(end, time.monotonic() - self._arrival_s)
         if self._last_token_s is not None and not self._has_source:
-            metrics.prompt_of_unknown_source(self._prompt_len)
+            metrics.prompt_of_unknown_source(self.prompt_len)
 
 
 class Answer:
@@ -121,7 +126,7 @@ class Answer:
         """Send one body, when all is there."""
         deltas: list[list[Delta]] = [[] for _ in self._choices]
         while not self._is_done():
-            for delta in await self._deltas():
+            for delta, _ in await self._deltas():
                 deltas[delta.choice_idx].append(delta)
         body = self._shape.whole(list(map(joined, deltas)), self._prompts(), self._usage())
         headers = [
@@ -134,11 +139,11 @@ class Answer:
     async def send_stream(self, send: Send, limit: asyncio.Timeout) -> None:
         """Send server-sent events as tokens come. ``limit`` ends before the first byte goes out,
         and its deadline is kept from here on."""
-        deltas: list[Delta] = []
+        deltas: list[_Told] = []
         waiting = set(range(len(self._choices)))
         while waiting:
             deltas += await self._deltas()
-            waiting -= {delta.choice_idx for delta in deltas}
+            waiting -= {delta.choice_idx for delta, _ in deltas}
         deadline_s = limit.when()
         limit.reschedule(None)
         await send(_SSE_START)
@@ -173,12 +178,15 @@ class Answer:
             async with asyncio.timeout(_LAST_WORD_S):
                 await _send_part(send, b"data: %b\n\n" % error_bytes(problem), is_last=True)
 
-    async def _send_frames(self, send: Send, frames: list[bytes], deltas: list[Delta]) -> None:
-        frames += [frame for delta in deltas if (frame := self._shape.chunk(delta)) is not None]
+    async def _send_frames(self, send: Send, frames: list[bytes], deltas: list[_Told]) -> None:
+        for delta, usage in deltas:
+            frame = self._shape.chunk(delta, usage)
+            if frame is not None:
+                frames.append(frame)
         if frames:
             await _send_part(send, b"".join(frames), is_last=False)
 
-    async def _deltas(self) -> list[Delta]:
+    async def _deltas(self) -> list[_Told]:
         """What the next updates add; none of a choice that has ended already."""
         return [
             self._take(idx, update)
@@ -186,16 +194,19 @@ class Answer:
             if self._choices[idx].reader.finish_reason is None
         ]
 
-    def _take(self, idx: int, update: StreamUpdate) -> Delta:
+    def _take(self, idx: int, update: StreamUpdate) -> _Told:
         request_id = self._shape.head.request_id
         if update.timeline is not None:
             self._service.record(request_id, idx, update.timeline)
-        delta = self._choices[idx].take(update, self._service.metrics)
-        if self._choices[idx].reader.stopped_here and update.timeline is None:
+        choice = self._choices[idx]
+        delta = choice.take(update, self._service.metrics)
+        if choice.reader.stopped_here and update.timeline is None:
             self._service.timelines.expect(request_id, idx)
             record = partial(self._service.record, request_id, idx)
             self._group.complete_choice(idx, record)
-        return delta
+        return delta, self._shape.head.chunk_usage(
+            choice.prompt_len, choice.reader.num_tokens, choice.num_cached
+        )
 
     def _is_done(self) -> bool:
         return all(choice.reader.finish_reason is not None for choice in self._choices)
@@ -212,12 +223,7 @@ class Answer:
             least = cached.get(id(prompt), choice.num_cached)
             cached[id(prompt)] = min(least, choice.num_cached)
         num_output = sum(choice.reader.num_tokens for choice in self._choices)
-        return Usage(
-            prompt_tokens=num_prompt,
-            completion_tokens=num_output,
-            total_tokens=num_prompt + num_output,
-            prompt_tokens_details=PromptDetails(cached_tokens=sum(cached.values())),
-        )
+        return usage_of(num_prompt, num_output, sum(cached.values()))
 
 
 async def _send_part(send: Send, body: bytes, *, is_last: bool) -> None:

@@ -1,26 +1,21 @@
 """Request bodies, as they come from the client. Pydantic is used here and nowhere else; nothing
 here has state.
-
-A field that would change the answer and is not served is refused by name, unless it has the value
-that changes nothing. So a client never gets an answer to another question than it asked.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
-from pydantic_core import ErrorDetails
 
 from pdx.errors import InvalidRequest
+from pdx.server.fields import IGNORED_FIELDS, NEUTRAL_FIELDS, check_neutral, unknown_field
+from pdx.server.refusals import no_json, wrong_value
 
 __all__ = [
-    "IGNORED_FIELDS",
     "MAX_TOKENIZED_LEN",
-    "NEUTRAL_FIELDS",
     "Body",
     "ChatBody",
     "CompletionBody",
@@ -32,7 +27,6 @@ __all__ = [
 
 #: Tokens of one text, whether it comes as text or as ids.
 MAX_TOKENIZED_LEN = 1 << 20
-_SHOWN_CHARS = 80
 _MAX_LOGPROBS = 20
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024
@@ -44,44 +38,6 @@ _LIMITS = (
     ((b":",), 1 << 16, "keys"),
     ((b",",), 1 << 20, "values"),
 )
-
-#: Accepted with any value: they are labels, or advice that an engine is free to ignore.
-IGNORED_FIELDS = frozenset(
-    {
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "request_id",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
-
-#: Known fields that are not served, with the values (besides null) that mean the same as leaving
-#: them out.
-NEUTRAL_FIELDS: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "length_penalty": (1,),
-    "modalities": (["text"],),
-    "priority": (0,),
-    "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
 
 #: A text, token ids, or a list of either.
 _PROMPT_SCHEMA = {
@@ -135,6 +91,7 @@ _TOOLS_SCHEMA = {
         },
     },
 }
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _StopString = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 #: What else a message or a tool may have is the template's business.
@@ -155,12 +112,13 @@ class Body(BaseModel):
 class StreamOptions(BaseModel):
     """Options of a streamed answer."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="allow")
 
     include_usage: bool | None = None
     #: Padding against traffic analysis, which OpenAI's clients may ask for. Changes no token.
     include_obfuscation: bool | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    #: With ``include_usage``: each chunk tells the usage up to there (vLLM's name).
+    continuous_usage_stats: bool | None = None
 
 
 class GenerateBody(Body):
@@ -197,6 +155,14 @@ class GenerateBody(Body):
 class CompletionBody(GenerateBody):
     """``POST /v1/completions``."""
 
+    # No template is rendered and no reasoning is told from the answer.
+    neutral = {
+        "include_reasoning": (True, False),
+        "reasoning_effort": get_args(ReasoningEffort),
+        "separate_reasoning": (True, False),
+        "stream_reasoning": (True, False),
+    }
+
     #: Checked by hand (see ``pdx.server.checks``), where its length is known to be bearable.
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)] = None
     echo: bool | None = None
@@ -217,6 +183,13 @@ class ChatBody(GenerateBody, _Templated):
 
     neutral = {"add_generation_prompt": (True,), "best_of": (1,), "echo": (False,)}
 
+    #: What the template is told, where it asks.
+    reasoning_effort: ReasoningEffort | None = None
+    #: False: the reasoning is left out of the answer.
+    include_reasoning: bool | None = None
+    #: SGLang's names. False: the reasoning is part of the content, or comes in one piece.
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
     tool_choice: Annotated[Any, WithJsonSchema({"enum": ["none", "auto", None]})] = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
@@ -244,8 +217,13 @@ class DetokenizeBody(Body):
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-def parse_body(raw: bytes, kind: type[BodyT]) -> BodyT:
+def parse_body(
+    raw: bytes, kind: type[BodyT], on_unknown: Callable[[str], None] | None = None
+) -> BodyT:
     """Decode and check the form of a body; what depends on the model is checked later.
+
+    Args:
+        on_unknown: is given the names of unknown fields, which are dropped; None: they are refused.
 
     Raises:
         InvalidRequest: no JSON, a wrong type or range, an unknown field, or one that is not served.
@@ -253,14 +231,38 @@ def parse_body(raw: bytes, kind: type[BodyT]) -> BodyT:
     _check_num_objects(raw)
     try:
         # Half as long with the GIL held as pydantic's own reading of JSON.
-        body = kind.model_validate(msgspec.json.decode(raw))
-    except ValidationError as error:
-        raise _as_refusal(error) from error
+        value = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is no JSON: {error}") from error
-    for name, value in (body.model_extra or {}).items():
-        _check_extra(name, value, NEUTRAL_FIELDS | kind.neutral)
+        raise no_json(raw, error) from error
+    try:
+        body = kind.model_validate(value)
+    except ValidationError as error:
+        raise wrong_value(error, value) from error
+    _check_extras(body, NEUTRAL_FIELDS | kind.neutral, "", on_unknown)
+    options = getattr(body, "stream_options", None)
+    if options is not None:
+        _check_extras(options, {}, "stream_options.", on_unknown)
     return body
+
+
+def _check_extras(
+    body: BaseModel,
+    neutral: dict[str, tuple[object, ...]],
+    prefix: str,
+    on_unknown: Callable[[str], None] | None,
+) -> None:
+    """Look at the fields of an object that its class does not declare. Those of the whole body,
+    which has no prefix, may be known all the same."""
+    for name, value in (body.model_extra or {}).items():
+        if name in neutral:
+            check_neutral(prefix + name, value, neutral[name])
+        elif not prefix and name in IGNORED_FIELDS:
+            continue
+        elif on_unknown is not None:
+            on_unknown(prefix + name)
+        else:
+            known = [*type(body).model_fields, *neutral, *(() if prefix else IGNORED_FIELDS)]
+            raise unknown_field(prefix + name, known)
 
 
 def _check_num_objects(raw: bytes) -> None:
@@ -288,47 +290,3 @@ def _outside_of_strings(raw: bytes) -> Iterator[bytes]:
 
 def _count(signs: tuple[bytes, ...], text: bytes) -> int:
     return sum(map(text.count, signs))
-
-
-def _as_refusal(error: ValidationError) -> InvalidRequest:
-    first = _most_telling(error.errors(include_url=False))
-    # Of the places in a body only names and indices are the client's; the rest is pydantic's.
-    place = [part for idx, part in enumerate(first["loc"]) if idx == 0 or isinstance(part, int)]
-    where = ".".join(map(str, place))
-    message = f"{where}: {first['msg']}" if where else first["msg"]
-    if first["type"] != "missing" and isinstance(first["input"], str | int | float) and where:
-        message += f", got {_shown(first['input'])}"
-    return InvalidRequest(message, param=where.partition(".")[0] or None)
-
-
-def _most_telling(errors: list[ErrorDetails]) -> ErrorDetails:
-    """Of what is wrong with the first wrong field. Where it may have several types, each complains:
-    what is said of a value tells more than what is said of its type, and so does what is deeper.
-    """
-    field = errors[0]["loc"][:1]
-    of_field = [error for error in errors if error["loc"][:1] == field]
-    return max(of_field, key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
-
-
-def _check_extra(name: str, value: object, neutral: dict[str, tuple[object, ...]]) -> None:
-    if name in IGNORED_FIELDS:
-        return
-    if name not in neutral:
-        raise InvalidRequest(f"unknown field {_shown(name)}", param=name[:_SHOWN_CHARS])
-    # In Python False == 0 and True == 1, in an API they are different answers to different
-    # questions.
-    same = (value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral[name])
-    if value is not None and not any(same):
-        allowed = " or ".join(map(_shown, (None, *neutral[name])))
-        raise InvalidRequest(
-            f"{name} {_shown(value)} is not served; leave the field out, or send {allowed}",
-            param=name,
-        )
-
-
-def _shown(value: object) -> str:
-    """As the client wrote it, cut to a readable length."""
-    if isinstance(value, str):
-        value = value[: _SHOWN_CHARS + 1]
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from pdx.server.deltas import Delta, EndReason
 from pdx.server.logprobs import ChatLogprobs, chat_logprobs
-from pdx.server.shapes import AnswerBody, AnswerHead, Usage, encode_body, encode_frame
+from pdx.server.shapes import AnswerBody, AnswerHead, ChunkUsage, Usage, encode_body, encode_frame
 
 __all__ = ["ChatAnswer", "ChatChunk", "ChatShape"]
 
@@ -113,16 +113,17 @@ class ChatShape:
         first = ChatDelta(role="assistant", content="")
         choices = [ChatChunkChoice(index=idx, delta=first) for idx in range(len(prompts))]
         ids = self.head.ids(prompts[0])
-        return [encode_frame(self._chunk([choice], prompt_token_ids=ids)) for choice in choices]
+        usage = self.head.chunk_usage(len(prompts[0]), 0, 0)
+        return [encode_frame(self._chunk([choice], usage, ids)) for choice in choices]
 
-    def chunk(self, delta: Delta) -> bytes | None:
+    def chunk(self, delta: Delta, usage: ChunkUsage) -> bytes | None:
         """See AnswerShape."""
         if self.head.says_nothing(delta):
             return None
         says_more = delta.finish_reason or delta.reasoning or delta.tool_calls
         piece = ChatDelta(
             content=delta.text if delta.text or not says_more else UNSET,
-            reasoning_content=delta.reasoning or UNSET,
+            reasoning_content=self._reasoning(delta),
             tool_calls=self._calls(delta, with_index=True) or UNSET,
         )
         choice = ChatChunkChoice(
@@ -132,18 +133,18 @@ class ChatShape:
             finish_reason=delta.finish_reason,
             token_ids=self.head.ids(delta.token_ids),
         )
-        return encode_frame(self._chunk([choice]))
+        return encode_frame(self._chunk([choice], usage))
 
     def closing(self, usage: Usage) -> list[bytes]:
         """See AnswerShape."""
-        return [encode_frame(self._chunk([], usage=usage))] if self.head.with_usage else []
+        return [encode_frame(self._chunk([], usage))] if self.head.with_usage else []
 
     def _whole_choice(self, choice: Delta) -> ChatChoice:
         assert choice.finish_reason is not None
         calls = self._calls(choice, with_index=False)
         message = ChatMessage(
             content=None if calls and not choice.text else choice.text,
-            reasoning_content=choice.reasoning or UNSET,
+            reasoning_content=self._reasoning(choice),
             tool_calls=calls or UNSET,
         )
         return ChatChoice(
@@ -167,6 +168,9 @@ class ChatShape:
             for idx, call in enumerate(delta.tool_calls, delta.num_calls_before)
         ]
 
+    def _reasoning(self, delta: Delta) -> str | UnsetType:
+        return delta.reasoning if delta.reasoning and self.head.with_reasoning else UNSET
+
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not (self.head.with_logprobs and (delta.scores or delta.token_ids)):
             return None
@@ -175,8 +179,7 @@ class ChatShape:
     def _chunk(
         self,
         choices: list[ChatChunkChoice],
-        *,
-        usage: Usage | UnsetType | None = UNSET,
+        usage: ChunkUsage,
         prompt_token_ids: list[int] | UnsetType = UNSET,
     ) -> ChatChunk:
         head = self.head
@@ -185,6 +188,6 @@ class ChatShape:
             created=head.created,
             model=head.model,
             choices=choices,
-            usage=head.chunk_usage() if usage is UNSET else usage,
+            usage=usage,
             prompt_token_ids=prompt_token_ids,
         )

@@ -98,11 +98,13 @@ class RequestChecker:
     defaults: SamplingDefaults
     #: Threads for long bodies and texts.
     pool: Executor
+    #: Is given the names of unknown fields, which are dropped; None: they are refused.
+    on_unknown: Callable[[str], None] | None = None
 
     async def parse(self, raw: bytes, kind: type[BodyT]) -> BodyT:
         """Decode a body and check its form and its model."""
         is_long = len(raw) > _INLINE_BYTES
-        body: BodyT = await self._maybe_in_thread(is_long, parse_body, raw, kind)
+        body: BodyT = await self._maybe_in_thread(is_long, parse_body, raw, kind, self.on_unknown)
         self.check_model(body.model)
         return body
 
@@ -145,6 +147,7 @@ class RequestChecker:
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         template = self._chat_template()
+        _check_reasoning(body, template)
         tools = checked_tools(body.tools, body.tool_choice, template)
         text, [token_ids] = await self._encode_chat(body, tools, generate=True)
         self._check_ids([token_ids], "messages")  # a tokenizer may be larger than its model
@@ -216,7 +219,7 @@ class RequestChecker:
             return template.render(
                 messages,
                 tools=tools,
-                variables=body.chat_template_kwargs,
+                variables=_template_variables(body),
                 add_generation_prompt=generate,
             )
 
@@ -346,6 +349,28 @@ class RequestChecker:
             skip_special_tokens=body.skip_special_tokens is not False,
             **options,
         )
+
+
+def _check_reasoning(body: ChatBody, template: ChatTemplate) -> None:
+    """Refuse to put reasoning anywhere but where it goes. Of a model that tags none there is none
+    to put."""
+    for name in ("separate_reasoning", "stream_reasoning"):
+        if getattr(body, name) is False and template.tags_reasoning:
+            raise InvalidRequest(
+                f"{name} false is not served; leave the field out, or send null or true", param=name
+            )
+
+
+def _template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    """Of the template's own variables, what the client sets. Templates that can be told how much to
+    think look for ``reasoning_effort``; those that can only be told not to, for one of the others.
+    """
+    variables: dict[str, Any] = {}
+    if isinstance(body, ChatBody) and body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":
+            variables |= {"enable_thinking": False, "thinking": False}
+    return variables | (body.chat_template_kwargs or {})
 
 
 def _asked_max(body: GenerateBody) -> int | None:

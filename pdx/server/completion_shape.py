@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from pdx.server.deltas import Delta, EndReason
 from pdx.server.logprobs import CompletionLogprobs, completion_logprobs
-from pdx.server.shapes import AnswerBody, AnswerHead, Usage, encode_body, encode_frame
+from pdx.server.shapes import AnswerBody, AnswerHead, ChunkUsage, Usage, encode_body, encode_frame
 
 __all__ = ["CompletionAnswer", "CompletionShape"]
 
@@ -57,11 +57,12 @@ class CompletionShape:
             CompletionChoice(index=idx, text="", token_ids=[], prompt_token_ids=list(ids))
             for idx, ids in enumerate(prompts)
         ]
-        return [self._frame(choice) for choice in choices]
+        usages = (self.head.chunk_usage(len(ids), 0, 0) for ids in prompts)
+        return list(map(self._frame, choices, usages))
 
-    def chunk(self, delta: Delta) -> bytes | None:
+    def chunk(self, delta: Delta, usage: ChunkUsage) -> bytes | None:
         """See AnswerShape."""
-        return None if self.head.says_nothing(delta) else self._frame(self._choice(delta))
+        return None if self.head.says_nothing(delta) else self._frame(self._choice(delta), usage)
 
     def closing(self, usage: Usage) -> list[bytes]:
         """See AnswerShape."""
@@ -80,12 +81,10 @@ class CompletionShape:
             **ids,
         )
 
-    def _frame(self, choice: CompletionChoice) -> bytes:
-        return encode_frame(self._answer([choice], self.head.chunk_usage()))
+    def _frame(self, choice: CompletionChoice, usage: ChunkUsage) -> bytes:
+        return encode_frame(self._answer([choice], usage))
 
-    def _answer(
-        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
-    ) -> CompletionAnswer:
+    def _answer(self, choices: list[CompletionChoice], usage: ChunkUsage) -> CompletionAnswer:
         head = self.head
         return CompletionAnswer(
             id=head.request_id,

@@ -7,14 +7,18 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
 from pdx import __version__
+from pdx.config.descriptors import DescriptorShortage, descriptor_limit
 from pdx.errors import InternalError, PdxError, ProtocolError
 from pdx.metrics.serving import ServingMetrics
 from pdx.request.stream import FrontendConfig, FrontendFailed, FrontendReady
@@ -22,7 +26,9 @@ from pdx.server.answer import Service
 from pdx.server.app import build_app
 from pdx.server.channel import EngineChannel
 from pdx.server.checks import RequestChecker
-from pdx.server.listen import open_listener
+from pdx.server.connections import Connection, ConnectionLimits, Connections
+from pdx.server.fields import DroppedFields
+from pdx.server.listen import BACKLOG, open_listener
 from pdx.server.sampling import SamplingDefaults
 from pdx.server.timelines import RecentTimelines
 from pdx.text.chat_template import ChatTemplate
@@ -35,12 +41,20 @@ logger = logging.getLogger(__name__)
 #: After the primary's end: for answers on their way, then for whatever hangs.
 _GRACE_S = 3
 _KILL_AFTER_S = 10
-_KEEP_ALIVE_S = 75
+#: Of the descriptors that the process may have, those that are not for connections.
+_RESERVED_DESCRIPTORS = 64
 _NUM_TOKENIZER_THREADS = 2
 
 
 async def serve(sock: socket.socket) -> int:
     """Run the frontend on its end of the socket to the primary; returns the exit code."""
+    shortage = DescriptorShortage()
+
+    def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not shortage.explains(context):
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(on_error)
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     channel = EngineChannel(reader, writer)
     try:
@@ -59,7 +73,7 @@ async def serve(sock: socket.socket) -> int:
             return 1
         gc.freeze()  # what is loaded stays: no collection needs to look at it again
         host, port = listener.getsockname()[:2]
-        server = _Server(_http_config(service))
+        server = _Server(service, listener)
         await channel.report(FrontendReady(host=host, port=port))
         return await _run(channel, server, listener)
 
@@ -72,6 +86,7 @@ def _load(config: FrontendConfig, channel: EngineChannel, pool: ThreadPoolExecut
         template=ChatTemplate.from_folder(folder),
         defaults=SamplingDefaults.from_folder(folder),
         pool=pool,
+        on_unknown=DroppedFields().note if config.ignore_unknown_fields else None,
     )
     metrics = ServingMetrics(
         version=__version__,
@@ -112,8 +127,10 @@ def _end(server: _Server) -> None:
 class _Server(uvicorn.Server):
     """Leaves signals alone, for the primary decides when the node ends, and sleeps while idle."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, service: Service, listener: socket.socket) -> None:
+        self._connections = Connections(_connection_limits(service.channel.config))
+        super().__init__(_http_config(service, self._connections))
+        self._listener = listener
         self._ended = asyncio.Event()
 
     def end(self) -> None:
@@ -121,11 +138,17 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         self._ended.set()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections."""
+        await super().startup(sockets)
+        self._listener.listen(BACKLOG)  # asyncio has set its own limit, see _http_config
+
     async def main_loop(self) -> None:
-        """Set the date header once a second. uvicorn's own loop looks ten times a second whether it
-        should exit.
+        """Set the date header and look for connections that take too long, once a second. uvicorn's
+        own loop looks ten times a second whether it should exit.
         """
         while not await self.on_tick(0):
+            self._connections.sweep()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), 1.0)
 
@@ -135,14 +158,37 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _http_config(service: Service) -> uvicorn.Config:
+def _connection_limits(config: FrontendConfig) -> ConnectionLimits:
+    limit = descriptor_limit()
+    possible = limit - min(_RESERVED_DESCRIPTORS, limit // 2)
+    most = possible if config.max_connections is None else config.max_connections
+    if most > possible:
+        logger.warning(
+            "--max-connections %d: only %d files may be open (`ulimit -n`), so %d is the limit",
+            most,
+            limit,
+            possible,
+        )
+    return ConnectionLimits(
+        most=min(most, possible),
+        header_timeout_s=config.header_timeout_s,
+        unread_timeout_s=config.request_timeout_s,
+    )
+
+
+def _http_config(service: Service, connections: Connections) -> uvicorn.Config:
+    protocol = partial(Connection, table=connections)
     return uvicorn.Config(
         build_app(service),
+        http=cast("type[asyncio.Protocol]", protocol),
+        # asyncio accepts as many at once as its backlog, and where descriptors run out it complains
+        # as often. One at a time, it stops at the first complaint.
+        backlog=1,
         lifespan="off",
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=math.ceil(service.channel.config.keep_alive_s),
         timeout_graceful_shutdown=_GRACE_S,
     )

@@ -40,7 +40,7 @@ class GenerateEndpoint:
         config = self._service.channel.config
         deadline_s = deadline_in(config.request_timeout_s)
         with contextlib.suppress(ClientLeft):
-            raw = await read_body(receive, config.max_body_bytes, deadline_s)
+            raw = await read_body(receive, config, deadline_s)
             await while_connected(receive, self._answer(raw, send, arrival_s, deadline_s))
 
     async def _answer(
@@ -72,14 +72,17 @@ class GenerateEndpoint:
                 answer.close(end)
 
     def _head(self, body: GenerateBody, job: Job) -> AnswerHead:
-        wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        options = body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
         return AnswerHead(
             request_id=f"{self._api.id_prefix}-{secrets.token_hex(12)}",
             model=self._service.channel.config.model_name,
             created=int(time.time()),
             with_token_ids=bool(body.return_token_ids),
             with_logprobs=job.reading.with_logprobs,
-            with_usage=wants_usage,
+            with_usage=with_usage,
+            with_running_usage=with_usage and bool(options and options.continuous_usage_stats),
+            with_reasoning=getattr(body, "include_reasoning", None) is not False,
             bytes_of=self._service.checker.tokenizer.bytes_of,
         )
 

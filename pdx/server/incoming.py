@@ -9,6 +9,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
+from pdx.request.stream import FrontendConfig
+
 __all__ = ["ClientLeft", "deadline_in", "read_body", "while_connected"]
 
 #: A body that is too long is read up to this many times the limit and dropped, so that its sender
@@ -25,18 +27,24 @@ def deadline_in(limit_s: float | None) -> float | None:
     return None if limit_s is None else asyncio.get_running_loop().time() + limit_s
 
 
-async def read_body(receive: Receive, max_bytes: int, deadline_s: float | None) -> bytes:
+async def read_body(receive: Receive, config: FrontendConfig, deadline_s: float | None) -> bytes:
     """The whole body.
 
+    Args:
+        deadline_s: the whole request's.
+
     Raises:
-        HTTPException: it is too long (413), or not here by the deadline (408).
+        HTTPException: it is too long (413), or not here in time (408).
         ClientLeft: the connection ended.
     """
+    body_deadline_s = asyncio.get_running_loop().time() + config.body_timeout_s
     try:
-        async with asyncio.timeout_at(deadline_s):
-            return await _read(receive, max_bytes)
+        async with asyncio.timeout_at(min(body_deadline_s, deadline_s or body_deadline_s)):
+            return await _read(receive, config.max_body_bytes)
     except TimeoutError:
-        raise HTTPException(408, "the body did not arrive in time") from None
+        # What is still to come of the body would be taken for the next request.
+        headers = {"connection": "close"}
+        raise HTTPException(408, "the body did not arrive in time", headers) from None
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:

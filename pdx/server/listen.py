@@ -8,9 +8,10 @@ from typing import Any
 
 from pdx.errors import ConfigError
 
-__all__ = ["open_listener"]
+__all__ = ["BACKLOG", "open_listener"]
 
-_BACKLOG = 2048
+#: Connections that the kernel holds until they are accepted.
+BACKLOG = 2048
 _MAX_PORT = 65535
 
 
@@ -31,7 +32,7 @@ def open_listener(host: str, port: int) -> socket.socket:
         both = not bare and family == socket.AF_INET6
         try:
             listener = socket.create_server(
-                address, family=family, backlog=_BACKLOG, dualstack_ipv6=both
+                address, family=family, backlog=BACKLOG, dualstack_ipv6=both
             )
         except OSError as error:
             tried.append(f"{address[0]} port {port}: {_reason(error)}")

@@ -66,21 +66,23 @@ class CountRequests:
 
 
 class RequireKey:
-    """Refuses requests without the key as their bearer token. Health checks need none."""
+    """Refuses requests without the key as their bearer token or ``x-api-key``, as Anthropic's and
+    Azure's clients send it. Health checks need none."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._expected = b"Bearer " + key.encode()
+        self._expected = {b"authorization": b"Bearer " + key.encode(), b"x-api-key": key.encode()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = (value for name, value in scope["headers"] if name == b"authorization")
-        given = next(found, b"")
+        given = dict(reversed(scope["headers"]))  # of several with one name the first counts
         # Compared in constant time: the time of a refusal must not tell how much of a key is right.
-        is_right = hmac.compare_digest(given, self._expected)
+        is_right = False
+        for name, expected in self._expected.items():
+            is_right |= hmac.compare_digest(given.get(name, b""), expected)
         if is_right or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        message = "send the server's API key as `Authorization: Bearer KEY`"
+        message = "send the server's API key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
         body = error_body(message, "invalid_request_error", code="invalid_api_key")
         headers = {"www-authenticate": "Bearer"}
         refusal = Response(body, 401, headers=headers, media_type="application/json")

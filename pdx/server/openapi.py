@@ -13,8 +13,6 @@ from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.transfers import Transfers
 from pdx.request.stream import FrontendConfig
 from pdx.server.bodies import (
-    IGNORED_FIELDS,
-    NEUTRAL_FIELDS,
     Body,
     ChatBody,
     CompletionBody,
@@ -23,6 +21,7 @@ from pdx.server.bodies import (
 )
 from pdx.server.chat_shape import ChatAnswer, ChatChunk
 from pdx.server.completion_shape import CompletionAnswer
+from pdx.server.fields import IGNORED_FIELDS, NEUTRAL_FIELDS
 from pdx.server.problems import ErrorBody
 from pdx.server.queries import Detokenized, Health, ModelCard, ModelList, Tokenized, Version
 
@@ -142,7 +141,8 @@ def _ref(name: str) -> _Json:
 def _security(config: FrontendConfig) -> _Json:
     if config.api_key is None:
         return {}
-    return {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+    text = "The key may also come as the header x-api-key."
+    return {"securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": text}}}
 
 
 def _schemas(config: FrontendConfig) -> _Json:
@@ -153,18 +153,19 @@ def _schemas(config: FrontendConfig) -> _Json:
     found: _Json = answers | bodies["$defs"]
     found["ModelName"] = {"enum": [config.model_name]}
     for body in _BODIES:
-        _complete(found[body.__name__], body)
+        _complete(found[body.__name__], body, takes_unknown=config.ignore_unknown_fields)
+    found["StreamOptions"]["additionalProperties"] = config.ignore_unknown_fields
     return found
 
 
-def _complete(schema: _Json, body: type[Body]) -> None:
+def _complete(schema: _Json, body: type[Body], *, takes_unknown: bool) -> None:
     """Add what pydantic does not know: fields that are taken and change nothing."""
     properties = schema["properties"]
     properties["model"] = {"anyOf": [_ref("ModelName"), {"type": "null"}]}
     for name, values in (NEUTRAL_FIELDS | body.neutral).items():
-        properties[name] = {"enum": [None, *values]}
+        properties.setdefault(name, {"enum": [None, *values]})
     for name in sorted(IGNORED_FIELDS):
         properties[name] = {}
-    schema["additionalProperties"] = False
+    schema["additionalProperties"] = takes_unknown
     if body is CompletionBody:
         schema["required"] = ["prompt"]

@@ -147,7 +147,7 @@ class Queries:
         config = self._service.channel.config
         deadline_s = deadline_in(config.request_timeout_s)
         try:
-            raw = await read_body(request.receive, config.max_body_bytes, deadline_s)
+            raw = await read_body(request.receive, config, deadline_s)
             async with asyncio.timeout_at(deadline_s):
                 return _json(await answer(await self._service.checker.parse(raw, kind)))
         except ClientLeft:

@@ -137,6 +137,11 @@ def _logit_bias(
             raise InvalidRequest(
                 f"logit_bias is keyed by token ids, got {key[:80]!r}", param="logit_bias"
             )
+        if key != str(int(key)):
+            raise InvalidRequest(
+                f"logit_bias is keyed by token ids without leading zeros, {int(key)} for {key!r}",
+                param="logit_bias",
+            )
         bias[int(key)] = value
     _check_ids(tuple(bias), config, "logit_bias")
     tokenless = next((i for i in bias if not tokenizer.has_token(i)), None)

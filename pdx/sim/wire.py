@@ -31,6 +31,9 @@ class Listener:
     def getsockname(self) -> tuple[str, int]:
         return self.host, self.port
 
+    def listen(self, backlog: int) -> None:
+        """It listens from the start."""
+
 
 class _Socket:
     """What a connection shows as its socket."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,10 @@ async def port(handshake_s: float = 60.0) -> AsyncIterator[Port]:
         await opened.listener.end()
 
 
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def peer(there: Port) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection that says hello, and is answered."""
     reader, writer = await asyncio.open_connection(there.address.host, there.address.port)
@@ -90,6 +95,20 @@ async def test_a_peer_gets_in_and_stays_however_many_strangers_say_nothing() -> 
         first[1].close()
         assert there.most_strangers == MAX_STRANGERS
         assert "have not said who they are" in there.reasons[0]
+
+
+async def test_a_burst_of_strangers_takes_no_more_descriptors_than_places() -> None:
+    """They have all connected before any of them is looked at."""
+    async with port() as there, contextlib.AsyncExitStack() as stack:
+        address = (there.address.host, there.address.port)
+        for _ in range(8 * MAX_STRANGERS):
+            stack.enter_context(socket.create_connection(address))
+        before = num_descriptors()
+        most = before
+        while len(there.reasons) < 7 * MAX_STRANGERS:
+            await asyncio.sleep(0)
+            most = max(most, num_descriptors())
+        assert most - before < 2 * MAX_STRANGERS
 
 
 async def test_a_stranger_is_closed_after_its_time_and_a_peer_is_not() -> None:

@@ -91,18 +91,19 @@ def update(
 
 
 class Frontend:
-    """A started frontend. ``script`` answers submits as they come; without one the test does."""
+    """A started frontend. ``script`` answers submits as they come; without one the test does.
+    ``num_files``: how many files it may have open."""
 
-    def __init__(self, folder: Path, **overrides: Any) -> None:
+    def __init__(self, folder: Path, num_files: int | None = None, **overrides: Any) -> None:
         ours, theirs = socket.socketpair()
         self.sock = ours
         self.sock.settimeout(30)
         self.script: Script | None = None
         self.messages: queue.Queue[Any] = queue.Queue()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pdx.server", "--fd", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-        )
+        command = [sys.executable, "-m", "pdx.server", "--fd", str(theirs.fileno())]
+        if num_files is not None:
+            command = ["sh", "-c", f'ulimit -n {num_files} && exec "$0" "$@"', *command]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self.config = self._config(folder, overrides)
         self.send(self.config)

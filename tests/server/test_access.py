@@ -48,6 +48,18 @@ def test_with_the_key_all_is_as_without(start: Start) -> None:
         bad.models.list()
 
 
+def test_key_may_come_as_x_api_key(start: Start) -> None:
+    url = start(api_key=KEY).url + "/v1/models"
+    right, wrong = ({"x-api-key": key.encode()} for key in (KEY, "Bearer " + KEY))
+    assert httpx.get(url, headers=right).status_code == 200
+    assert httpx.get(url, headers=right | {"Authorization": b"Bearer other"}).status_code == 200
+    assert httpx.get(url, headers=wrong).status_code == 401
+    assert httpx.get(url, headers={"x-api-key": b""}).status_code == 401
+    # Of several the first counts, as for the bearer token.
+    assert httpx.get(url, headers=[("x-api-key", b"x"), *right.items()]).status_code == 401
+    assert "x-api-key" in httpx.get(url).json()["error"]["message"]
+
+
 def test_scripts_of_web_pages_are_off_by_default(frontend: Frontend, http: httpx.Client) -> None:
     response = http.get("/v1/models", headers={"Origin": "http://page.example"})
     assert "access-control-allow-origin" not in response.headers

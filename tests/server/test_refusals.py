@@ -152,7 +152,12 @@ NOT_SERVED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"echo": True}),
     (CHAT, {"response_format": {"type": "json_object"}}),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}),
-    (CHAT, {"reasoning_effort": "low"}),
+    (CHAT, {"kv_transfer_params": {"do_remote_prefill": True}}),
+    (COMPLETIONS, {"guided_json": {"type": "object"}}),
+    (COMPLETIONS, {"allowed_token_ids": [5]}),
+    (CHAT, {"regex": "a+"}),
+    (CHAT, {"lora_path": "x"}),
+    (CHAT, {"reasoning_effort": "hard"}),
     (CHAT, {"modalities": ["text", "audio"]}),
 ]
 
@@ -162,7 +167,7 @@ NOT_SERVED: list[tuple[str, dict[str, Any]]] = [
     [
         (["a"] * 33, "stop: List should have at most 32 items"),
         (["a", ""], "stop.1: String should have at least 1 character"),
-        (5, "stop: Input should be a valid string"),
+        (5, "stop: Input should be a valid string, or a valid list, got 5"),
     ],
 )
 def test_what_is_told_of_a_field_of_several_types_is_what_is_wrong(
