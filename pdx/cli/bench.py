@@ -17,6 +17,7 @@ from pdx.cli import bench_kernels, bench_transfer
 from pdx.cli.api import ApiError, api_base, headers, pick_model
 from pdx.cli.options import HELP_STYLE, with_settings
 from pdx.cli.plots import check_plot, write_plot
+from pdx.cli.tables import print_tables
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
 
@@ -290,9 +291,7 @@ def _report(targets: list[Target], rounds: list[list[dict[str, Any]]], *, as_jso
 
     urls = [target.base for target in targets]
     if not as_json:
-        from rich.console import Console
-
-        Console().print(tables(urls, rounds))
+        print_tables(tables(urls, rounds))
         return
     result: dict[str, Any] = {
         "urls": urls,

@@ -104,6 +104,7 @@ def measured_table(about: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
         columns=("op", "shape", "us", "of copy", "TFLOPS", *(f"{name} x" for name in names)),
         rows=tuple(_cells(row, names) for row in rows),
         note="; ".join(["x: time over ours, above 1 ours is faster", *notes]),
+        texts=(1,),
     )
 
 
@@ -159,6 +160,7 @@ def _floor_table(gpu: Gpu, work: list[Work]) -> Table:
         columns=("op", "shape", "MB", "GFLOP", "bound by", "us"),
         rows=tuple(rows),
         note="lower bounds: bytes at the data sheet's bandwidth or operations at its rate",
+        texts=(1,),
     )
 
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pdx.cli.tables import Table, print_tables
 from pdx.fabric.bench.figures import MIN_CONFIDENT
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pdx.fabric.bench.figures import Figure, Interval
     from pdx.fabric.bench.run import Plan
 
@@ -39,13 +38,7 @@ def print_json(plan: Plan, provider: str, figures: Sequence[Figure], latency: La
 
 def print_text(plan: Plan, provider: str, figures: Sequence[Figure], latency: Latency) -> None:
     """Rates and ratios, then pdx's own times."""
-    from rich.console import Console
-
-    console = Console()
-    console.print(_rates(plan, provider, figures))
-    console.print(_pdx_table(figures, latency))
-    console.print(f"Under a ratio: {_meaning(plan.rounds)}.", highlight=False)
-    console.print(f"Load of this machine: {os.getloadavg()[0]:.1f}.", highlight=False)
+    print_tables([_rates(plan, provider, figures), _pdx_table(figures, latency)])
 
 
 def _meaning(rounds: int) -> str:
@@ -55,51 +48,59 @@ def _meaning(rounds: int) -> str:
 
 
 def _rates(plan: Plan, provider: str, figures: Sequence[Figure]) -> Table:
-    from rich.table import Table
-
     from pdx.fabric.bench.plot import size_text
 
-    title = f"GB/s over {provider}, medians of {plan.rounds} rounds"
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for size in plan.page_sizes:
-        table.add_column(size_text(size), justify="right")
     found = {(each.system, each.page_bytes): each for each in figures}
     systems = list(dict.fromkeys(each.system for each in figures))
+    columns = ("", *map(size_text, plan.page_sizes))
+    rows: list[tuple[str, ...]] = []
 
     def row(label: str, tell: Callable[[Figure], str], system: str) -> None:
         cells = [found.get((system, size)) for size in plan.page_sizes]
-        table.add_row(label, *("-" if each is None else tell(each) for each in cells))
+        rows.append((label, *("-" if each is None else tell(each) for each in cells)))
+
+    def ratio(label: str, tell: Callable[[Figure], Interval | None], system: str) -> None:
+        row(label, lambda each: _median(tell(each)), system)
+        row("", lambda each: _bounds(tell(each)), system)
 
     for system in sorted(systems, key=lambda name: name != "pdx"):
         row(system, lambda each: f"{each.gb_per_s.median:.2f}", system)
-    table.add_section()
+    if len(systems) > 1:
+        rows.append(("",) * len(columns))
     for system in systems:
         if system != "pdx":
-            row(f"pdx / {system}", lambda each: _ratio(each.pdx_to_this), system)
+            ratio(f"pdx / {system}", lambda each: each.pdx_to_this, system)
     if any(each.to_raw for each in figures):
-        row("pdx / better raw", lambda each: _ratio(each.to_raw), "pdx")
-    return table
+        ratio("pdx / better raw", lambda each: each.to_raw, "pdx")
+    return Table(
+        title=f"GB/s over {provider}, medians of {plan.rounds} rounds",
+        columns=columns,
+        rows=tuple(rows),
+        note=f"under a ratio: {_meaning(plan.rounds)}",
+    )
 
 
-def _ratio(interval: Interval | None) -> str:
-    if interval is None:
-        return "-"
-    return f"{interval.median:.2f}\n{interval.low:.2f}-{interval.high:.2f}"
+def _median(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.median:.2f}"
+
+
+def _bounds(interval: Interval | None) -> str:
+    return "" if interval is None else f"{interval.low:.2f}-{interval.high:.2f}"
 
 
 def _pdx_table(figures: Sequence[Figure], latency: Latency) -> Table:
-    from rich.table import Table
-
     from pdx.fabric.bench.plot import size_text
 
-    table = Table(title="pdx, microseconds", title_justify="left")
-    for column in ("page", "a page in a batch", "submit a batch", "one way, p50", "p99"):
-        table.add_column(column, justify="right")
+    rows = []
     for each in figures:
         if each.system == "pdx":
             p50, p99 = latency[each.page_bytes]
             submit = "-" if each.submit_us is None else f"{each.submit_us:.0f}"
-            page = f"{each.us_per_atom:.2f}"
-            table.add_row(size_text(each.page_bytes), page, submit, f"{p50:.1f}", f"{p99:.1f}")
-    return table
+            times = (f"{each.us_per_atom:.2f}", submit, f"{p50:.1f}", f"{p99:.1f}")
+            rows.append((size_text(each.page_bytes), *times))
+    return Table(
+        title="pdx, microseconds",
+        columns=("page", "a page in a batch", "submit a batch", "one way, p50", "p99"),
+        rows=tuple(rows),
+        note=f"load of this machine: {os.getloadavg()[0]:.1f}",
+    )

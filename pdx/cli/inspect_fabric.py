@@ -89,9 +89,7 @@ def _inspect(peer: str | None) -> _Report:
     try:
         library = library_info()
         built_in, providers = built_in_providers(), provider_infos()
-        choices.append(_choose(_LOOPBACK, library, topology))
-        if peer is not None:
-            choices.append(_choose(peer, library, topology))
+        choices.append(_choose(peer or _LOOPBACK, library, topology))
     except FabricError as refusal:
         error = refusal
     return _Report(

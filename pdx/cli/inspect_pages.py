@@ -108,6 +108,7 @@ def _print(health: Health) -> None:
                 title=f"{health.status}: {health.detail}",
                 columns=("pages", "number", "share", ""),
                 rows=rows,
+                texts=(3,),
                 note=f"{total} pages; requests: {waiting or 'none'}",
             )
         ]

@@ -32,6 +32,7 @@ _NUM_RECENT = 10
 _WATCH_S = 0.25
 _COLUMNS = ("id", "state", "landed", "MiB", "tokens", "age", "took", "from", "fabric")
 _SEND_COLUMNS = ("id", "state", "computed", "tokens", "atoms", "to", "fabric")
+_TEXTS = ("state", "from", "to")
 _STYLES = {
     "landing": "cyan",
     "open": "cyan",
@@ -105,11 +106,6 @@ def _parse(raw: bytes) -> NodeTransfers:
 
 
 def _print(found: NodeTransfers) -> None:
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(_drawing(found))
-        return
     print_tables(_table(part) for part in _parts(found))
 
 
@@ -158,7 +154,8 @@ def _table(part: _Part) -> Table:
     if not part.rows:
         return Table(title=part.title, rows=(("none",),))
     note = "; ".join(part.reasons)
-    return Table(title=part.title, columns=part.columns, rows=part.rows, note=note)
+    texts = tuple(i for i, name in enumerate(part.columns) if name in _TEXTS)
+    return Table(title=part.title, columns=part.columns, rows=part.rows, note=note, texts=texts)
 
 
 def _cells(view: TransferView) -> tuple[str, ...]:
@@ -203,9 +200,11 @@ def _drawing(found: NodeTransfers) -> RenderableType:
     for part in _parts(found):
         table = RichTable(title=part.title, title_justify="left", box=box.SIMPLE, padding=0)
         for name in part.columns:
-            is_text = name in ("state", "from", "to")
             table.add_column(
-                name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis"
+                name,
+                justify="left" if name in _TEXTS else "right",
+                no_wrap=True,
+                overflow="ellipsis",
             )
         for row, state in zip(part.rows, part.states, strict=True):
             table.add_row(*map(Text, row), style=_STYLES.get(state, "dim"))

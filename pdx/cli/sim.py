@@ -22,6 +22,12 @@ __all__ = ["sim"]
 
 _SCENARIO = "Scenario"
 _PROGRESS_HISTORIES = 100
+#: What has become of a request, where the word alone could be taken for a fault of pdx.
+_MEANINGS = {
+    "aborted": "the client left",
+    "cut off": "a fault took the decoder away",
+    "open": "it had not ended",
+}
 
 
 @with_settings()
@@ -152,13 +158,17 @@ def _print_summary(
     virtual_s: float,
     failed: Outcome | None,
 ) -> None:
-    told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
     why = ", ".join(f"{count} x {error}" for error, count in sorted(errors.items()))
+    meanings = _MEANINGS | ({"failed": f"the node answered with an error, {why}"} if why else {})
+    told = [
+        f"{count} {end}" + (f" ({meanings[end]})" if end in meanings else "")
+        for end, count in sorted(ends.items(), reverse=True)
+    ]
     lines = [
         f"histories  {len(seeds)}, {cpu_s / len(seeds) * 1e3:.1f} ms of CPU each",
         f"seeds      {seeds[0]} to {seeds[-1]}",
         f"virtual    {virtual_s:.1f} s",
-        f"requests   {told}" + (f" ({why})" if why else ""),
+        *(f"{'' if i else 'requests':<10} {text}" for i, text in enumerate(told)),
         f"invariants {'all hold' if failed is None else f'BROKEN: {failed.broken}'}",
     ]
     sys.stdout.writelines(f"{line}\n" for line in lines)

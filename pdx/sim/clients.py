@@ -40,7 +40,7 @@ class End(enum.StrEnum):
     #: The client left.
     ABORTED = "aborted"
     #: The decoder was gone: the connection broke, or none could be made.
-    BROKEN = "broken"
+    CUT_OFF = "cut off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Client:
         self.submitted_ns = now_ns
         self.note(self.name, f"asks {plan.decoder}: {len(plan.token_ids)} + {plan.max_tokens}")
         if frontend is None:
-            self.finish(End.BROKEN, now_ns, "nobody listens")
+            self.finish(End.CUT_OFF, now_ns, "nobody listens")
             return
         self._state = self.model.state_after(plan.token_ids)
         frontend.submit(
@@ -197,7 +197,7 @@ class SimulatedFrontend:
         self.open = False
         for client in list(self._clients.values()):
             if client.end is None:
-                client.finish(End.BROKEN, self._now_ns(), "the decoder is gone")
+                client.finish(End.CUT_OFF, self._now_ns(), "the decoder is gone")
         self._clients.clear()
 
     def submit(self, client: Client, submit: Submit) -> None:
@@ -231,5 +231,5 @@ class SimulatedFrontend:
             return
         client.on_update(update, self._now_ns())
         # Whatever comes after an end is told to the client, too: it must not come.
-        if client.end is End.BROKEN:
+        if client.end is End.CUT_OFF:
             del self._clients[update.stream_id]

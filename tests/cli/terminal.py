@@ -50,7 +50,7 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
+def terminal(*arguments: str, **env: str) -> Iterator[Terminal]:
     """Run `pdx ARGUMENTS`; killed at the end if it still runs."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -58,7 +58,7 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=os.environ | ENV,
+        env=os.environ | ENV | env,
         start_new_session=True,
     )
     os.close(theirs)

@@ -152,13 +152,10 @@ def test_ratios_are_the_second_over_the_first() -> None:
 
 
 def test_a_round_without_a_success_can_be_reported() -> None:
-    from rich.console import Console
-
     nothing = summary([outcome(error="timeout", ttft_s=None, e2e_s=None)], 1.0)
     assert nothing["ttft_s"] is None
     assert ratios(nothing, nothing)["ttft_s"] is None
-    console = Console(width=80, record=True, file=None, quiet=True)
-    assert console.render_lines(tables(["a", "b"], [[nothing, nothing]]))
+    assert [len(table.rows) for table in tables(["a", "b"], [[nothing, nothing]])] == [8, 8, 8]
 
 
 def test_a_plot_is_an_svg_with_a_curve_for_each_server_and_figure() -> None:

@@ -245,7 +245,7 @@ def test_a_decoders_dead_rank_ends_its_node_and_the_prefiller_lets_go() -> None:
     )
     outcome = History(dataclasses.replace(scenario, faults=(rank,)), recorded=True).run()
     assert outcome.broken is None
-    assert outcome.ends == {"broken": 1}
+    assert outcome.ends == {"cut off": 1}
     assert any("d0       has ended: the rank was killed" in line for line in outcome.lines)
     assert any("-> p0: goodbye" in line for line in outcome.lines)
 

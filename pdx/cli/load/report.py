@@ -1,4 +1,4 @@
-"""From outcomes to figures: percentiles, ratios of two servers, a table. Pure but for the table."""
+"""From outcomes to figures: percentiles, ratios of two servers, tables. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdx.cli.load.client import Outcome
-
-if TYPE_CHECKING:
-    from rich.console import Group
+from pdx.cli.tables import Table
 
 __all__ = ["percentile", "ratios", "summary", "tables", "times_of"]
 
@@ -92,46 +90,25 @@ def ratios(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return over
 
 
-def tables(urls: Sequence[str], rounds: Sequence[Sequence[dict[str, Any]]]) -> Group:
+def tables(urls: Sequence[str], rounds: Sequence[Sequence[dict[str, Any]]]) -> list[Table]:
     """What people read: a table for each server (the median over its rounds), and the ratios."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[Any] = []
-    for i, url in enumerate(urls):
-        parts += [_table(url, [pair[i] for pair in rounds]), Text()]
+    found = [_table(url, [pair[i] for pair in rounds]) for i, url in enumerate(urls)]
     if len(urls) == 2:
-        parts += [_ratio_table([ratios(first, second) for first, second in rounds])]
-    return Group(*parts)
+        found.append(_ratio_table([ratios(first, second) for first, second in rounds]))
+    return found
 
 
-def _table(url: str, rounds: Sequence[dict[str, Any]]) -> Any:
-    table = _empty_table(url, _keys(), _caption(rounds))
+def _table(url: str, rounds: Sequence[dict[str, Any]]) -> Table:
+    rows = []
     for name, title in _TIMES.items():
         cells = [_median([each[name][key] for each in rounds if each[name]]) for key in _keys()]
-        table.add_row(title, *map(_milliseconds, cells))
-    table.add_section()
+        rows.append((title, *map(_milliseconds, cells)))
+    columns = ("", *_keys())
+    rows.append(("",) * len(columns))
     for name, title in _RATES.items():
-        table.add_row(title, *[""] * len(_PERCENTS), f"{_median([r[name] for r in rounds]):.1f}")
-    return table
-
-
-def _empty_table(title: str, columns: Sequence[str], caption: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption=caption,
-        caption_justify="left",
-        box=box.SIMPLE,
-    )
-    table.add_column("")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+        mean = f"{_median([each[name] for each in rounds]):.1f}"
+        rows.append((title, *("" for _ in _PERCENTS), mean))
+    return Table(title=url, columns=columns, rows=tuple(rows), note=_caption(rounds))
 
 
 def _caption(rounds: Sequence[dict[str, Any]]) -> str:
@@ -145,17 +122,21 @@ def _caption(rounds: Sequence[dict[str, Any]]) -> str:
     return "; ".join(parts)
 
 
-def _ratio_table(pairs: Sequence[dict[str, Any]]) -> Any:
+def _ratio_table(pairs: Sequence[dict[str, Any]]) -> Table:
     keys = [f"p{percent}" for percent in _PERCENTS]
-    caption = f"median of {len(pairs)} pairs of rounds (lowest–highest)"
-    table = _empty_table("the second over the first", keys, caption)
+    rows = []
     for name, title in _TIMES.items():
         found = [[pair[name][key] for pair in pairs if pair[name]] for key in keys]
-        table.add_row(title, *map(_ratio_cell, found))
-    table.add_section()
+        rows.append((title, *map(_ratio_cell, found)))
+    rows.append(("",) * (1 + len(keys)))
     for name, title in _RATES.items():
-        table.add_row(title, _ratio_cell([pair[name] for pair in pairs]))
-    return table
+        rows.append((title, _ratio_cell([pair[name] for pair in pairs]), *("" for _ in keys[1:])))
+    return Table(
+        title="the second over the first",
+        columns=("", *keys),
+        rows=tuple(rows),
+        note=f"median of {len(pairs)} pairs of rounds (lowest–highest)",
+    )
 
 
 def _ratio_cell(found: Sequence[float | None]) -> str:

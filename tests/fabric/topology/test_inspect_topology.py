@@ -83,7 +83,7 @@ def test_svg_goes_to_the_file(tmp_path: Path) -> None:
 
 def test_unwritable_svg_and_missing_root_are_refused(tmp_path: Path) -> None:
     result = run("--svg", tmp_path / "no" / "x.svg")
-    assert result.returncode == 2
+    assert result.returncode == 1
     assert result.stderr.startswith("error: cannot write")
     result = run("--svg", tmp_path / "x.png")
     assert result.returncode == 2
