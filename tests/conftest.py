@@ -12,6 +12,7 @@ from hypothesis import settings
 # An example's 200 ms are the wall's: on a busy machine any test of Hypothesis would fail now and
 # then, after minutes of shrinking. What is bounded in time has tests of its own.
 settings.register_profile("pdx", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=100_000, print_blob=True)
 settings.load_profile("pdx")
 
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts to send it.

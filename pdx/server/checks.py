@@ -25,10 +25,10 @@ from pdx.server.bodies import (
 )
 from pdx.server.messages import checked_messages, checked_tools, is_long_chat
 from pdx.server.sampling import SamplingDefaults, sampling_of_choices
+from pdx.text.calls import CallForm
 from pdx.text.chat_template import ChatTemplate
 from pdx.text.reasoning import THINK_START
 from pdx.text.tokenizer import Tokenizer
-from pdx.text.tool_calls import CallForm
 
 __all__ = ["Job", "Prompt", "ReadingOptions", "RequestChecker"]
 

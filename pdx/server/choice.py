@@ -2,23 +2,38 @@
 
 Lives in the request's task. Tokens are taken one by one, so that a stop string ends the choice at
 the very token that completes it, however many tokens an update carries.
+
+Stop strings count in the answer, not in the reasoning in front of it: clients send them for the
+text that they will read. In the answer they count as OpenAI's do, in the text that the model wrote,
+also where that is a tool call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pdx.request.batch import ScoredToken
 from pdx.request.request import FinishReason, SamplingParams
 from pdx.request.stream import StreamUpdate
 from pdx.server.checks import Prompt, ReadingOptions
 from pdx.server.deltas import Delta, EndReason, TokenScore
+from pdx.text.calls import CallFinder, ToolCall
 from pdx.text.reasoning import ReasoningSplitter
 from pdx.text.stop_strings import StopStrings
 from pdx.text.tokenizer import Tokenizer
-from pdx.text.tool_calls import ToolCall, call_finder
 
 __all__ = ["ChoiceReader"]
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What the tokens of one update add."""
+
+    num_tokens: int = 0
+    reasoning: list[str] = field(default_factory=list)
+    answer: list[str] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
 
 
 class ChoiceReader:
@@ -40,13 +55,11 @@ class ChoiceReader:
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=reading.skip_special_tokens)
         self._stops = StopStrings(reading.stops, keep=reading.keep_stop)
         self._reasoning = (
-            ReasoningSplitter(is_open=reading.is_reasoning_open)
+            ReasoningSplitter(is_open=reading.is_reasoning_open, finder=self._call_finder())
             if reading.split_reasoning
             else None
         )
-        self._calls = (
-            None if reading.call_form is None else call_finder(reading.call_form, reading.tools)
-        )
+        self._calls = self._call_finder()
         self._num_calls = 0
         self._must_echo = reading.echo
         #: Characters decoded so far, the echoed prompt's among them.
@@ -67,77 +80,89 @@ class ChoiceReader:
             return self._finish_without_output(update, echo, scores)
         if self._reading.with_logprobs:
             assert len(update.logprobs) == len(update.token_ids), "the engine left out scores"
-        num_taken, text, token_scores = self._read_tokens(update)
-        self.num_tokens += num_taken
+        taken = self._read_tokens(update)
+        self.num_tokens += taken.num_tokens
         if self.stopped_here:
             self.finish_reason = "stop"
         elif update.finish_reason is not None:
-            text += self._flush_text()
+            self._read_end(taken)
             # A stop string can be completed by what is flushed; it is a stop, whatever it was.
             self.finish_reason = "stop" if self.stopped_here else _end_of(update.finish_reason)
         num_calls_before = self._num_calls
-        answer, reasoning, calls = self._apart(text)
+        answer, calls = self._apart("".join(taken.answer))
         if self.finish_reason == "stop" and self._num_calls:
             self.finish_reason = "tool_calls"
         return Delta(
             choice_idx=self._idx,
             text=echo + answer,
-            reasoning=reasoning,
+            reasoning="".join(taken.reasoning),
             tool_calls=calls,
             num_calls_before=num_calls_before,
-            token_ids=update.token_ids[:num_taken],
-            scores=(*scores, *token_scores),
+            token_ids=update.token_ids[: taken.num_tokens],
+            scores=(*scores, *taken.scores),
             finish_reason=self.finish_reason,
         )
 
-    def _read_tokens(self, update: StreamUpdate) -> tuple[int, str, list[TokenScore]]:
-        """Tokens up to the end of the choice, their text, their scores."""
-        parts: list[str] = []
-        scores: list[TokenScore] = []
+    def _call_finder(self) -> CallFinder | None:
+        form = self._reading.call_form
+        return None if form is None else CallFinder(form, self._reading.tools)
+
+    def _read_tokens(self, update: StreamUpdate) -> _Taken:
+        """Tokens up to the end of the choice."""
+        taken = _Taken()
         last_idx = len(update.token_ids) - 1
         for idx, token_id in enumerate(update.token_ids):
+            taken.num_tokens += 1
             if self._reading.with_logprobs:
-                scores.append(_score(update.logprobs[idx], self._text_len))
+                taken.scores.append(_score(update.logprobs[idx], self._text_len))
             ends = update.finish_reason is FinishReason.STOP and idx == last_idx
             if ends and self._is_hidden_stop(token_id):
                 continue
             text = self._detokenizer.push((token_id,))
             self._text_len += len(text)
-            if self.num_tokens + idx + 1 <= self._sampling.min_tokens:
-                parts.append(self._stops.skip(text))
+            text = self._without_reasoning(text, taken)
+            if self.num_tokens + taken.num_tokens <= self._sampling.min_tokens:
+                taken.answer.append(self._stops.skip(text))
                 continue
-            parts.append(self._stops.push(text))
+            taken.answer.append(self._stops.push(text))
             if self.stopped_here:
-                return idx + 1, "".join(parts), scores
-        return last_idx + 1, "".join(parts), scores
+                break
+        return taken
+
+    def _read_end(self, taken: _Taken) -> None:
+        """Add what was held back, at the end of the output."""
+        text = self._without_reasoning(self._detokenizer.flush(), taken)
+        if self._reasoning is not None:
+            reasoning, answer = self._reasoning.flush()
+            taken.reasoning.append(reasoning)
+            text += answer
+        taken.answer.append(self._stops.push(text))
+        if not self.stopped_here:
+            taken.answer.append(self._stops.flush())
+
+    def _without_reasoning(self, text: str, taken: _Taken) -> str:
+        if self._reasoning is None:
+            return text
+        reasoning, answer = self._reasoning.push(text)
+        taken.reasoning.append(reasoning)
+        return answer
 
     def _is_hidden_stop(self, token_id: int) -> bool:
         """A stop token has no place in the text; it may be an ordinary one that has words."""
         return token_id in self._sampling.stop_token_ids and not self._reading.keep_stop
 
-    def _flush_text(self) -> str:
-        text = self._stops.push(self._detokenizer.flush())
-        return text if self.stopped_here else text + self._stops.flush()
-
-    def _apart(self, text: str) -> tuple[str, str, tuple[ToolCall, ...]]:
-        """Answer, reasoning and tool calls in a piece of text."""
-        is_last = self.finish_reason is not None
-        reasoning = ""
-        if self._reasoning is not None:
-            reasoning, text = self._reasoning.push(text)
-            if is_last:
-                more_reasoning, more_text = self._reasoning.flush()
-                reasoning, text = reasoning + more_reasoning, text + more_text
-        calls: list[ToolCall] = []
-        if self._calls is not None:
-            text, calls = self._calls.push(text)
-            if is_last:
-                more_text, more_calls = self._calls.flush()
-                text, calls = text + more_text, calls + more_calls
+    def _apart(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """Words and tool calls in a piece of the answer."""
+        if self._calls is None:
+            return text, ()
+        text, calls = self._calls.push(text)
+        if self.finish_reason is not None:
+            more_text, more_calls = self._calls.flush()
+            text, calls = text + more_text, calls + more_calls
         if self._reading.one_tool_call:
             calls = calls[: 1 - self._num_calls]
         self._num_calls += len(calls)
-        return text, reasoning, tuple(calls)
+        return text, tuple(calls)
 
     def _echo(self, scored: Sequence[ScoredToken]) -> tuple[str, tuple[TokenScore, ...]]:
         """The prompt as the beginning of the answer, once."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pdx.text.tool_calls import ToolCall
+from pdx.text.calls import ToolCall
 
 __all__ = ["Delta", "EndReason", "TokenScore", "joined"]
 

@@ -25,9 +25,9 @@ import jinja2.sandbox
 
 from pdx.config.model_files import template_files
 from pdx.errors import CheckpointError, InvalidRequest
+from pdx.text.calls import call_form_of
 from pdx.text.chat_history import Lost, Reading, Shadow, canonical, fold
 from pdx.text.reasoning import THINK_END
-from pdx.text.tool_calls import call_form_of
 
 __all__ = ["ChatTemplate"]
 

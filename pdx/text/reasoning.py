@@ -3,12 +3,20 @@ text that comes in pieces.
 
 Owned by whoever serves one output. White space around either part is dropped: templates put line
 breaks there that belong to neither.
+
+Models forget to end their reasoning before they call a tool. So where tool calls are looked for, a
+complete call in reasoning that is never ended ends it, and belongs to the answer with all that
+follows. If the reasoning is ended behind the call, it was only mentioned. Which of the two it is
+cannot be known before: from a complete call on, reasoning is held back until the end tag comes or
+the output ends. What begins like a call is held back only as long as it may become one.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
+from pdx.text.calls import CallFinder, Part, ToolCall
 from pdx.text.partial_match import partial_len
 
 __all__ = ["THINK_END", "THINK_START", "ReasoningSplitter"]
@@ -26,17 +34,19 @@ class _At(enum.Enum):
 
 
 class ReasoningSplitter:
-    """One output. ``is_open``: the prompt has ended with the start tag, so the output begins inside
-    the reasoning.
+    """One output. A start tag counts only as the first thing of an output: later ones are the
+    answer's words.
 
-    A start tag counts only as the first thing of an output: later ones are the answer's words.
+    Args:
+        is_open: The prompt has ended with the start tag, so the output begins inside the reasoning.
+        finder: A fresh one, where tool calls are looked for.
     """
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, *, is_open: bool, finder: CallFinder | None = None) -> None:
         self._at = _At.REASONING if is_open else _At.START
+        self._thoughts = _Thoughts(finder)
+        #: May be the beginning of a tag.
         self._held = ""
-        #: Reasoning has begun to go out, so that white space in front of more is part of it.
-        self._has_begun = False
 
     def push(self, text: str) -> tuple[str, str]:
         """What this piece adds to the reasoning, and to the answer."""
@@ -54,9 +64,11 @@ class ReasoningSplitter:
     def flush(self) -> tuple[str, str]:
         """What was held back, at the end of the output."""
         held, self._held = self._held, ""
-        if self._at is _At.REASONING:
-            return self._trimmed(held.rstrip()), ""
-        return "", held
+        if self._at is not _At.REASONING:
+            return "", held
+        reasoning = self._thoughts.push(held)
+        more, answer = self._thoughts.break_off()
+        return reasoning + more, answer
 
     def _begin(self, text: str) -> str:
         stripped = text.lstrip()
@@ -71,17 +83,67 @@ class ReasoningSplitter:
 
     def _reason(self, text: str) -> tuple[str, str]:
         """The reasoning in ``text``, and what follows its end."""
-        reasoning, tag, rest = text.partition(THINK_END)
+        thoughts, tag, rest = text.partition(THINK_END)
         if tag:
             self._at = _At.GAP
-            return self._trimmed(reasoning.rstrip()), rest
+            return self._thoughts.push(thoughts) + self._thoughts.end(), rest
         cut = len(text) - partial_len(text, (THINK_END,))
-        cut = len(text[:cut].rstrip())
         self._held = text[cut:]
-        return self._trimmed(text[:cut]), ""
+        return self._thoughts.push(text[:cut]), ""
 
-    def _trimmed(self, reasoning: str) -> str:
-        if not self._has_begun:
-            reasoning = reasoning.lstrip()
-        self._has_begun = self._has_begun or bool(reasoning)
-        return reasoning
+
+class _Thoughts:
+    """The text between the tags, without the white space at its ends."""
+
+    def __init__(self, finder: CallFinder | None) -> None:
+        self._finder = finder
+        self._has_call = False
+        #: Text that may belong to a call, or follows one.
+        self._held: list[str] = []
+        #: White space that goes out if words follow.
+        self._gap: list[str] = []
+        self._has_begun = False
+
+    def push(self, text: str) -> str:
+        """What goes out of the text so far."""
+        if self._finder is None:
+            return self._say(text)
+        self._held.append(text)
+        return "" if self._has_call else self._say(self._before_call(self._finder.push_parts(text)))
+
+    def end(self) -> str:
+        """The rest, where the reasoning is ended."""
+        return self._say("".join(self._held))
+
+    def break_off(self) -> tuple[str, str]:
+        """The rest, where the output ends without its being ended; and the answer, from a call
+        on."""
+        reasoning = ""
+        if self._finder is not None and not self._has_call:
+            reasoning = self._say(self._before_call(self._finder.flush_parts()))
+        return reasoning, "".join(self._held).lstrip()
+
+    def _before_call(self, parts: Sequence[Part]) -> str:
+        """Words that the finder lets out; up to the first call they are the text itself."""
+        length = 0
+        for part in parts:
+            if isinstance(part, ToolCall):
+                self._has_call = True
+                break
+            length += len(part)
+        if not length:
+            return ""
+        held = "".join(self._held)
+        self._held = [held[length:]]
+        return held[:length]
+
+    def _say(self, text: str) -> str:
+        words = text.rstrip()
+        tail = text[len(words) :]
+        if words:
+            gap = "".join(self._gap) if self._has_begun else ""
+            words = gap + (words if self._has_begun else words.lstrip())
+            self._has_begun = True
+            self._gap.clear()
+        self._gap.append(tail)
+        return words

@@ -287,6 +287,97 @@ def test_reasoning_comes_before_a_call(qwen: Frontend, make_say: Callable[..., A
     assert choice["finish_reason"] == "tool_calls"
 
 
+def parts(qwen: Frontend, **body: Any) -> tuple[str, str, list[str], str]:
+    """Reasoning, content, calls' arguments and finish reason, the same whole and streamed."""
+    choice = ask(qwen, **body)["choices"][0]
+    message = choice["message"]
+    calls = [call["function"]["arguments"] for call in message.get("tool_calls", [])]
+    whole = (
+        message.get("reasoning_content", ""),
+        message["content"] or "",
+        calls,
+        choice["finish_reason"],
+    )
+    pieces = stream(qwen, **body)
+    deltas = [piece["delta"] for piece in pieces]
+    streamed = (
+        "".join(d.get("reasoning_content") or "" for d in deltas),
+        "".join(d.get("content") or "" for d in deltas),
+        [call["function"]["arguments"] for d in deltas for call in d.get("tool_calls", [])],
+        pieces[-1]["finish_reason"],
+    )
+    assert whole == streamed
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (f"<think>Hm.\n{CALL}", ("Hm.", "", 1, "tool_calls")),
+        (f"<think>Hm. {CALL}{CALL} So.", ("Hm.", " So.", 2, "tool_calls")),
+        (f"<think>{CALL.removesuffix('</tool_call>')}", ("", "", 1, "tool_calls")),
+        (f"<think>Hm {CALL} so</think> Yes.", (f"Hm {CALL} so", "Yes.", 0, "stop")),
+        (f"<think>Hm {CALL}\n</think>{CALL}", (f"Hm {CALL}", "", 1, "tool_calls")),
+        ("<think>A <tool_call> tag", ("A <tool_call> tag", "", 0, "stop")),
+        ("<think>A <tool_call>{} tag", ("A <tool_call>{} tag", "", 0, "stop")),
+        (
+            '<think>So <tool_call>\n{"name": "weather", "argu',
+            ('So <tool_call>\n{"name": "weather", "argu', "", 0, "stop"),
+        ),
+    ],
+)
+def test_a_call_ends_reasoning_that_nothing_else_ends(
+    qwen: Frontend, make_say: Callable[..., Any], text: str, wanted: tuple[str, str, int, str]
+) -> None:
+    qwen.script = make_say(text, FinishReason.STOP)
+    reasoning, content, calls, finish_reason = parts(qwen, tools=TOOLS)
+    assert (reasoning, content, len(calls), finish_reason) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "wanted"),
+    [
+        ("<think>One\n\ntwo</think>\n\nA\n\nB", {"stop": "\n\n"}, ("One\n\ntwo", "A")),
+        ("<think>One</think>The one", {"stop": ["One", "one"]}, ("One", "The ")),
+        ("<think>One</think>x</think>y", {"stop": "</think>"}, ("One", "x")),
+        ("No thoughts, one", {"stop": "one"}, ("", "No thoughts, ")),
+        (
+            "<think>One</think>The one",
+            {"stop": "one", "include_stop_str_in_output": True},
+            ("One", "The one"),
+        ),
+        ("<think>a a</think>a b a c", {"stop": "a", "min_tokens": 16}, ("a a", "a b ")),
+        (
+            f"<think>a</think>{CALL}",
+            {"stop": '"city"', "tools": TOOLS},
+            ("a", CALL.partition('"city"')[0]),
+        ),
+    ],
+)
+def test_stop_strings_count_from_the_end_of_the_reasoning_on(
+    qwen: Frontend,
+    make_say: Callable[..., Any],
+    tokenizer: Tokenizer,
+    text: str,
+    fields: dict[str, Any],
+    wanted: tuple[str, str],
+) -> None:
+    qwen.script = make_say(text, None)
+    if "min_tokens" in fields:
+        shown = "<think>a a</think>a b"
+        fields = fields | {"min_tokens": len(tokenizer.encode(shown))}
+    reasoning, content, calls, finish_reason = parts(qwen, max_tokens=100, **fields)
+    assert (reasoning, content) == wanted
+    assert (calls, finish_reason) == ([], "stop")
+
+
+def test_a_stop_string_in_the_reasoning_is_no_stop(
+    qwen: Frontend, make_say: Callable[..., Any]
+) -> None:
+    qwen.script = make_say("<think>One two", FinishReason.LENGTH)
+    assert parts(qwen, stop="two") == ("One two", "", [], "length")
+
+
 def test_template_variables_reach_the_prompt(
     qwen: Frontend, make_say: Callable[..., Any], tokenizer: Tokenizer
 ) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdx.errors import CheckpointError, InvalidRequest
+from pdx.text.calls.hermes import HERMES
 from pdx.text.chat_template import ChatTemplate
-from pdx.text.tool_calls import CallForm
 
 CHATML = (
     "{% for message in messages %}"
@@ -104,7 +104,7 @@ def test_templates_in_files_of_their_own_are_found_by_name(tmp_path: Path) -> No
     assert template is not None
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert (template.render(USER), template.render(USER, tools=tools)) == ("plain", "f <tool_call>")
-    assert (template.takes_tools, template.call_form) == (True, CallForm.TAGGED)
+    assert (template.takes_tools, template.call_form) == (True, HERMES)
     (others / "tool_use.jinja").write_text("{% if %}")
     with pytest.raises(CheckpointError, match="does not compile"):
         ChatTemplate.from_folder(tmp_path)
@@ -157,7 +157,7 @@ def test_tools_use_their_own_template_where_there_is_one(tmp_path: Path) -> None
     assert template is not None
     assert template.render(USER, tools=tools) == "f <tool_call>"
     assert template.render(USER) == template.render(USER, tools=[]) == "plain"
-    assert (template.takes_tools, template.call_form) == (True, CallForm.TAGGED)
+    assert (template.takes_tools, template.call_form) == (True, HERMES)
     plain = ChatTemplate(CHATML, {})
     assert not (plain.takes_tools or plain.call_form or plain.tags_reasoning)
 

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdx.text.tool_calls import CallForm, ToolCall, call_finder, call_form_of
+from pdx.text.calls import FORMS, CallFinder, CallForm, ToolCall, call_form_of
+from pdx.text.calls.deepseek import DEEPSEEK_V31
+from pdx.text.calls.hermes import HERMES
+from pdx.text.calls.llama3 import LLAMA3
+from pdx.text.calls.qwen3_coder import QWEN3_CODER
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "ä", "b": [1]}}\n</tool_call>'
 FOUND = ToolCall(name="f", arguments='{"a": "ä", "b": [1]}')
 
 
-def find(pieces: list[str], form: CallForm = CallForm.TAGGED) -> tuple[str, list[ToolCall]]:
-    finder = call_finder(form)
+def find(pieces: list[str], form: CallForm = HERMES) -> tuple[str, list[ToolCall]]:
+    finder = CallFinder(form)
     parts = [*map(finder.push, pieces), finder.flush()]
     return "".join(part[0] for part in parts), [call for part in parts for call in part[1]]
 
@@ -69,7 +75,7 @@ def test_result_does_not_depend_on_the_pieces(pieces: list[str]) -> None:
 
 
 def test_words_before_a_call_go_out_at_once() -> None:
-    finder = call_finder(CallForm.TAGGED)
+    finder = CallFinder(HERMES)
     assert finder.push("Wait. <tool") == ("Wait.", [])
     assert finder.push('_call>{"name": "f"}') == ("", [])
     words, [call] = finder.push("</tool_call>")
@@ -100,7 +106,7 @@ START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
         (f"{LLAMA}; {LLAMA}", "", [FOUND, FOUND]),
         (LLAMA.replace("parameters", "arguments"), "", [FOUND]),
         (f"I call {LLAMA}", f"I call {LLAMA}", []),
-        (f"{LLAMA} now", f"{LLAMA} now", []),
+        (f"{LLAMA} now", " now", [FOUND]),
         ('{"name": "Bonn", "people": 3}', '{"name": "Bonn", "people": 3}', []),
         ('{"name": "f", "parameters": 5}', '{"name": "f", "parameters": 5}', []),
         ("{broken", "{broken", []),
@@ -109,13 +115,13 @@ START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
         ("", "", []),
     ],
 )
-def test_calls_of_llama_are_the_whole_answer(text: str, words: str, calls: list[ToolCall]) -> None:
-    assert find([text], CallForm.BARE) == (words, calls)
-    assert find(list(text), CallForm.BARE) == (words, calls)
+def test_calls_of_llama_have_no_tags(text: str, words: str, calls: list[ToolCall]) -> None:
+    assert find([text], LLAMA3) == (words, calls)
+    assert find(list(text), LLAMA3) == (words, calls)
 
 
 def test_llamas_words_go_out_as_they_come() -> None:
-    finder = call_finder(CallForm.BARE)
+    finder = CallFinder(LLAMA3)
     assert finder.push(" The") == (" The", [])
     assert finder.push(' {"name"') == (' {"name"', [])
 
@@ -127,6 +133,7 @@ def test_llamas_words_go_out_as_they_come() -> None:
         (f"Wait.\n\n{START}{V3_CALL}\n{V3_CALL}{END}", "Wait.", [FOUND, FOUND]),
         (START + V31_CALL + V31_CALL + END, "", [FOUND, FOUND]),
         (START + V31_CALL, "", [FOUND]),
+        (START + "so: " + V31_CALL + END, START + "so:", [FOUND]),
         (START + V31_CALL.removesuffix("<｜tool▁call▁end｜>"), "", [FOUND]),
         *(
             (text, text, [])
@@ -135,7 +142,6 @@ def test_llamas_words_go_out_as_they_come() -> None:
                 START + "f" + END,
                 START + V31_CALL.replace("}", "") + END,
                 START + V31_CALL.replace("f<", "<", 1) + END,
-                START + "so: " + V31_CALL + END,
                 "no call: <｜tool",
             )
         ),
@@ -144,17 +150,17 @@ def test_llamas_words_go_out_as_they_come() -> None:
 def test_calls_of_deepseek_are_found_in_any_pieces(
     text: str, words: str, calls: list[ToolCall]
 ) -> None:
-    assert find([text], CallForm.DEEPSEEK) == (words, calls)
-    assert find(list(text), CallForm.DEEPSEEK) == (words, calls)
+    assert find([text], DEEPSEEK_V31) == (words, calls)
+    assert find(list(text), DEEPSEEK_V31) == (words, calls)
 
 
 @pytest.mark.parametrize(
     ("template", "form"),
     [
-        ("within <tool_call></tool_call> XML tags", CallForm.TAGGED),
-        ("<tool_call>\n<function=name>\n<parameter=a>", CallForm.TAGGED_XML),
-        (LLAMA_TEMPLATE, CallForm.BARE),
-        ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name}}", CallForm.DEEPSEEK),
+        ("within <tool_call></tool_call> XML tags", HERMES),
+        ("<tool_call>\n<function=name>\n<parameter=a>", QWEN3_CODER),
+        (LLAMA_TEMPLATE, LLAMA3),
+        ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name}}", DEEPSEEK_V31),
         ("{{ messages }}", None),
     ],
 )
@@ -218,7 +224,7 @@ def test_calls_of_qwen3_coder_are_typed_by_the_tools_schemas(
     text: str, words: str, calls: list[ToolCall]
 ) -> None:
     for pieces in ([text], list(text)):
-        finder = call_finder(CallForm.TAGGED_XML, TOOLS)
+        finder = CallFinder(QWEN3_CODER, TOOLS)
         parts = [*map(finder.push, pieces), finder.flush()]
         assert "".join(part[0] for part in parts) == words
         assert [call for part in parts for call in part[1]] == calls
@@ -229,5 +235,77 @@ def test_calls_of_qwen3_coder_are_typed_by_the_tools_schemas(
 )
 def test_values_of_odd_schemas_are_texts(parameters: object) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    _, [call] = call_finder(CallForm.TAGGED_XML, [tool]).push(XML)
+    finder = CallFinder(QWEN3_CODER, [tool])
+    finder.push(XML)
+    _, [call] = finder.flush()
     assert json.loads(call.arguments) == {"a": "ä", "b": "[1]"}
+
+
+@pytest.mark.parametrize(
+    ("form", "start", "end"),
+    [
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "', '"}}</tool_call>'),
+        (LLAMA3, '{"name": "f", "parameters": {"a": "', '"}}'),
+        (DEEPSEEK_V31, START + "<｜tool▁call▁begin｜>f<｜tool▁sep｜>" + '{"a": "', '"}' + END),
+        (
+            QWEN3_CODER,
+            "<tool_call>\n<function=f>\n<parameter=a>\n",
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+    ids=lambda part: getattr(part, "name", ""),
+)
+@pytest.mark.parametrize("piece", ["word ", "<", "\n"])
+def test_a_piece_costs_the_same_however_much_is_held(
+    form: CallForm, start: str, end: str, piece: str
+) -> None:
+    """No push copies what is held, of one call that comes token by token."""
+    num_pieces = 20_000
+    finder = CallFinder(form)
+    finder.push(start)
+    for _ in range(num_pieces - 1):
+        assert finder.push(piece) == ("", [])
+    assert memory_of(lambda: finder.push(piece)) < num_pieces / 4
+    _, calls = finder.push(end)
+    [call] = calls + finder.flush()[1]
+    assert json.loads(call.arguments) == {"a": piece * num_pieces}
+
+
+def memory_of(run: Callable[[], object]) -> int:
+    """Bytes that are allocated meanwhile, at most at a time."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        run()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_white_space_is_held_in_pieces(form: CallForm) -> None:
+    finder = CallFinder(form)
+    for _ in range(20_000):
+        assert finder.push("\n") == ("", [])
+    assert memory_of(lambda: finder.push("\n")) < 5_000
+    assert finder.push("x") == ("\n" * 20_001 + "x", [])
+
+
+@pytest.mark.parametrize(
+    ("form", "bad"),
+    [
+        (HERMES, '<tool_call>{" , " : "'),
+        (QWEN3_CODER, "<tool_call>\n<function=g>\n<parameter=a>\n"),
+        (QWEN3_CODER, "<tool_call>\n<function=g>\n<parameter=a>\n1\n</parameter>\n</tool_call>\n"),
+    ],
+)
+def test_a_call_behind_many_broken_ones_is_found(form: CallForm, bad: str) -> None:
+    good = CALL if form is HERMES else XML.replace("[1]", "b")
+    _, calls = find([bad * 50 + "\n" + good], form)
+    assert [call.name for call in calls][-1:] == ["f"]
+
+
+def test_reading_broken_calls_again_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = "<tool_call>\n<function=g>\n<parameter=a>\n" * 200
+    monkeypatch.setattr("pdx.text.calls.finder._FREE_CHARS", 0)
+    assert find([bad], QWEN3_CODER) == (bad, [])
