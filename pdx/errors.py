@@ -14,6 +14,7 @@ PdxError
 │   ├── ProtocolError      it sent what the protocol does not allow               502  exit 1
 │   ├── PeerRefused        it refused the handshake, with its reason              502  exit 1
 │   └── PeerLost           its control link or its data path ended                503  exit 1
+│       └── NoDataPath     pages cannot go between its data address and ours      503  exit 1
 ├── WorkerError            a rank or the frontend process died                    503  exit 1
 │   └── SiblingLost        a rank cannot reach another one, which has the cause   503  exit 1
 └── InternalError          an invariant of ours is broken                         500  exit 70
@@ -28,6 +29,7 @@ __all__ = [
     "FabricError",
     "InternalError",
     "InvalidRequest",
+    "NoDataPath",
     "OutputError",
     "PdxError",
     "PeerError",
@@ -153,6 +155,10 @@ class PeerLost(PeerError):
     """A peer's control link or data path ended."""
 
     http_status = 503
+
+
+class NoDataPath(PeerLost):
+    """No write got through between the data addresses of two nodes whose control link is up."""
 
 
 class WorkerError(PdxError):

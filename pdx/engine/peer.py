@@ -5,10 +5,11 @@ lost.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused, ProtocolError
+from pdx.errors import FabricError, NoDataPath, PeerError, PeerLost, PeerRefused, ProtocolError
 from pdx.messenger.control import Address, connect
 from pdx.messenger.decode_link import DecodeLink, DecodeLinkOwner
 from pdx.messenger.decode_side import TransferTimeouts
@@ -22,6 +23,8 @@ __all__ = ["PeerConnector", "backoffs", "describe_with_patience"]
 
 logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
+#: For the first write each way. The fabric gives up after 5 s, and says more than we could.
+_PROBE_TIMEOUT_S = 6.0
 #: Short, so that the user hears of a prefiller that does not answer yet.
 _DESCRIBE_TIMEOUT_S = 2.0
 _FIRST_BACKOFF_S = 0.05
@@ -100,6 +103,8 @@ class PeerConnector:
         self._owner = owner
         self._on_link = on_link
         self.link: DecodeLink | None = None
+        #: Of the last link that could not be made; empty: it did not come so far.
+        self._provider = ""
         #: Links that ended.
         self.num_lost = 0
         self._status = f"connecting to {address}"
@@ -115,12 +120,28 @@ class PeerConnector:
         return self._status
 
     async def connect_once(self) -> None:
-        """Make a link; its task runs in the background.
+        """Make a link; its task runs in the background. Where shared memory may be used and carries
+        nothing (the two nodes are of different users, say), the network is tried.
 
         Raises:
             PeerRefused: the prefiller refused us for good.
+            NoDataPath: no write gets to it, or back.
             PeerError, FabricError: it did not work this time.
         """
+        try:
+            link = await self._connect(self._identity)
+        except NoDataPath as error:
+            if self._identity.fabric != "auto" or self._provider != "shm":
+                raise
+            logger.warning("tcp is used instead of shm: %s", error.message)
+            self._identity = dataclasses.replace(self._identity, fabric="tcp")
+            link = await self._connect(self._identity)
+        self.link = link
+        self._status = f"connected to {self.address} ({link.provider})"
+        self._serving = asyncio.create_task(link.run())
+        self._on_link(self)
+
+    async def _connect(self, identity: NodeIdentity) -> DecodeLink:
         connection = await connect(self.address, timeout_s=_CONNECT_TIMEOUT_S)
         link = DecodeLink(
             connection=connection,
@@ -130,16 +151,14 @@ class PeerConnector:
             timeouts=TransferTimeouts(),
         )
         try:
-            await greet(link, connection, self._hub, self._identity, timeout_s=_CONNECT_TIMEOUT_S)
+            await greet(link, connection, self._hub, identity, timeout_s=_PROBE_TIMEOUT_S)
         except (PeerError, FabricError) as error:
+            self._provider = link.provider
             link.end(error.message)
             await link.over.wait()
             await connection.close()
             raise
-        self.link = link
-        self._status = f"connected to {self.address} ({link.provider})"
-        self._serving = asyncio.create_task(link.run())
-        self._on_link(self)
+        return link
 
     async def run(self) -> None:
         """Keep the link until cancelled.
@@ -161,8 +180,17 @@ class PeerConnector:
                 raise
             except (PeerError, FabricError) as error:
                 self._serving = None
-                self._status = f"not connected to {self.address}: {error.message}"
+                self._note(error)
                 await asyncio.sleep(next(waits))
+
+    def _note(self, error: PeerError | FabricError) -> None:
+        """Why there is no link. A data path that is missing is not mended by waiting: it is said,
+        once as long as nothing changes.
+        """
+        status = f"not connected to {self.address}: {error.message}"
+        if isinstance(error, NoDataPath) and status != self._status:
+            logger.warning("%s; %s", status, error.hint)
+        self._status = status
 
     async def stop(self, reason: str) -> None:
         """End the link on purpose and wait for its fence (two seconds at most)."""

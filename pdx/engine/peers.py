@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pdx.config.node import RecoveryConfig
 from pdx.engine.peer import PeerConnector, backoffs
 from pdx.engine.recovery import Breaker, Prefiller
-from pdx.errors import FabricError, PeerError, PeerRefused
+from pdx.errors import FabricError, NoDataPath, PeerError, PeerRefused
 from pdx.messenger.decode_link import DecodeLink
 from pdx.metrics.clock import now_s
 
@@ -132,7 +132,8 @@ class Peers:
         """Make the first link, waiting until a prefiller takes us; :meth:`run` makes the others.
 
         Raises:
-            PeerRefused: all of them refused us for good.
+            PeerRefused, NoDataPath: each of them refused us for good, or cannot be reached by
+                writes; the last one's error.
             PeerError, FabricError: none worked for ``timeout_s`` seconds.
         """
         deadline = now_s() + timeout_s
@@ -142,11 +143,11 @@ class Peers:
             for connector in list(willing):
                 try:
                     return await connector.connect_once()
-                except PeerRefused as refusal:
+                except (PeerRefused, NoDataPath) as hopeless:
                     willing.remove(connector)
                     if not willing:
                         raise
-                    on_wait(f"{connector.address} refuses us: {refusal.message}")
+                    on_wait(f"going on without {connector.address}: {hopeless.message}")
                 except (PeerError, FabricError) as error:
                     failure = error
                     on_wait(f"connecting to {connector.address}: {error.message}")

@@ -23,7 +23,7 @@ from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.status_page import answer_http, is_http, prefiller_pages
 from pdx.engine.step_loop import StepLoop
 from pdx.engine.tasks import fail_with_ranks, run_until_one_ends
-from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerLost
+from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerLost, PeerRefused
 from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Use
 from pdx.kv.progress import pass_and_layers
@@ -33,6 +33,7 @@ from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.listener import ControlListener
 from pdx.messenger.messages import Description, Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
+from pdx.messenger.sparse_log import SparseLog
 from pdx.metrics.transfers import RankProgress, Sends
 from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
@@ -116,6 +117,8 @@ class PrefillNode:
         #: Jobs with a chunk in the pass that runs.
         self._in_pass: list[_Job] = []
         self._next_request_id = itertools.count(1)
+        #: What other hosts can make this node say again and again.
+        self._strangers, self._refusals, self._cut_off = (SparseLog(logger) for _ in range(3))
         #: Faults and events by name.
         self.counters: Counter[str] = Counter()
         self._pages = prefiller_pages(self)
@@ -153,6 +156,8 @@ class PrefillNode:
         if waits:
             await asyncio.wait(waits, timeout=_STOP_S)
         await self._listener.end()
+        for log in (self._strangers, self._refusals, self._cut_off):
+            log.close()
         self._hub.close()
 
     # ---- links ----------------------------------------------------------------------------
@@ -184,9 +189,11 @@ class PrefillNode:
                 if self.is_draining:
                     link.send(Draining())
                 await link.run()
+        except PeerRefused as refusal:
+            self._refusals.warn(f"the decoder at {connection.peer} is refused: {refusal.message}")
         except PeerError as error:
             self.counters["bad_connections"] += 1
-            logger.warning("connection from %s closed: %s", connection.peer, error.message)
+            self._strangers.warn(f"connection from {connection.peer} closed: {error.message}")
         except PdxError:
             logger.exception("connection from %s failed", connection.peer)
         finally:
@@ -214,6 +221,11 @@ class PrefillNode:
         self._group_of.pop(link, None)
         for lease_id in self._unproved.pop(link, []):
             self.scheduler.pool.drop(lease_id, Use.UNPROVED_SEND)
+        if link.lacks_data_path is not None:
+            self._cut_off.warn(
+                f"no data path with the decoder at {link.peer}: {link.lacks_data_path} "
+                f"({link.addresses})"
+            )
         logger.info("link with %s is over, fenced: %s", link.peer, self.scheduler.pool.counts())
         self._loop.wake()
 

@@ -9,7 +9,9 @@ connect is the channel's business.
 
 from __future__ import annotations
 
+import socket
 import struct
+import sys
 import zlib
 from dataclasses import dataclass
 from typing import get_args
@@ -25,6 +27,7 @@ __all__ = [
     "LinkEnd",
     "decode",
     "encode",
+    "hosts",
 ]
 
 _MAGIC = b"PDXL"
@@ -138,6 +141,25 @@ def decode(descriptor: bytes) -> LinkAddress:
         pid=pid,
         ends=ends,
     )
+
+
+def hosts(descriptor: bytes) -> tuple[str, ...]:
+    """The address of each end, for people; none for providers whose ends have no IP address.
+
+    Raises:
+        FabricError: it is no descriptor of this version, or damaged.
+    """
+    return tuple(host for end in decode(descriptor).ends if (host := _host(end.name)))
+
+
+def _host(name: bytes) -> str:
+    """Of a sockaddr_in or sockaddr_in6, which begin with the family and the port."""
+    family = int.from_bytes(name[:2], sys.byteorder)
+    if family == socket.AF_INET and len(name) >= 8:
+        return socket.inet_ntop(family, name[4:8])
+    if family == socket.AF_INET6 and len(name) >= 24:
+        return socket.inet_ntop(family, name[8:24])
+    return ""
 
 
 def _decode_ends(left: bytes, num_parts: int) -> tuple[LinkEnd, ...]:

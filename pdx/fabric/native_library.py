@@ -45,7 +45,7 @@ __all__ = [
     "load_libfabric",
 ]
 
-_ABI = 6
+_ABI = 7
 _LIBRARY = "fabric/native/libpdx_fabric.so"
 _SYSTEM_LIBFABRIC = "libfabric.so.1"
 
@@ -132,7 +132,7 @@ class EventStruct(Structure):
         ("num_arrivals", c_uint32),
         ("arrival_ns", POINTER(c_int64)),
         ("arrival_atoms", POINTER(c_uint32)),
-        ("reason", c_char * 128),
+        ("reason", c_char * 256),
     )
 
 

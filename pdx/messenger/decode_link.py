@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pdx.errors import PeerLost, ProtocolError, RequestError
 from pdx.fabric import Arrived, FabricEvent, Fenced, LinkDown, LinkUp, Surplus
+from pdx.fabric.descriptor import hosts
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import Proof
 from pdx.messenger.actions import (
@@ -35,6 +36,7 @@ from pdx.messenger.actions import (
     Settled,
 )
 from pdx.messenger.control import ControlConnection
+from pdx.messenger.data_path import DataPath, may_heal
 from pdx.messenger.decode_side import DecodeSide, TransferTimeouts
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
 from pdx.messenger.messages import ControlMessage, Draining, Goodbye, Prefill, Welcome
@@ -114,6 +116,11 @@ class DecodeLink:
         self._side = DecodeSide(slots, timeouts)
         self._started = asyncio.Event()
         self._fabric_link: FabricLink | None = None
+        self._receiving: asyncio.Task[None] | None = None
+        #: Where the two data addresses are; None before they are known.
+        self.data_path: DataPath | None = None
+        #: It ended because no write got through, and would again.
+        self.lacks_data_path = False
         #: Of the Arrived event that is being handled.
         self._arrival: Arrival | None = None
 
@@ -151,11 +158,28 @@ class DecodeLink:
         self.peer_node = welcome.node
         self.max_prompt_len = welcome.max_prompt_len
         self.src_layout = welcome.manifest.layout()
+        self.data_path = DataPath(
+            own_role="decoder",
+            peer_role="prefiller",
+            own_hosts=hosts(link.fabric.descriptor(link.link)),
+            peer_hosts=hosts(welcome.descriptor),
+            own_control_host=self._connection.local_host,
+            peer_control_host=self._connection.peer_host,
+        )
         link.fabric.connect(link.link, welcome.descriptor)
+        # While the data path is proved too: the prefiller may find first that there is none.
+        self._receiving = asyncio.create_task(self._receive())
 
     async def run(self) -> None:
-        """Serve the link until it ends; returns once it is fenced."""
+        """Serve the link, once attached, until it ends; returns once it is fenced."""
+        assert self._receiving is not None
         ticker = asyncio.create_task(self._tick())
+        await self._receiving
+        ticker.cancel()
+        await self._connection.close()
+        await self.over.wait()
+
+    async def _receive(self) -> None:
         try:
             while True:
                 message = await self._connection.receive()
@@ -164,14 +188,13 @@ class DecodeLink:
                 self._on_message(message)
         except (PeerLost, ProtocolError) as error:
             self.end(error.message)
-        ticker.cancel()
-        await self._connection.close()
-        await self.over.wait()
 
     def _on_message(self, message: ControlMessage) -> None:
         match message:
             case Goodbye(reason=reason):
-                self.end(f"the prefiller said goodbye: {reason}")
+                self.lacks_data_path = message.no_data_path
+                said = "says" if message.no_data_path else "said goodbye"
+                self.end(f"the prefiller {said}: {reason}")
             case Draining():
                 self.is_draining = True
                 self._leave_if_drained()
@@ -212,13 +235,23 @@ class DecodeLink:
             self._connection.send(Goodbye(reason=reason))
             self.end(reason)
 
+    def give_up(self, reason: str, *, for_good: bool) -> None:
+        """End a link over which no write has gone; the prefiller hears why."""
+        if self.end_reason is None:
+            self.lacks_data_path = for_good
+            self._connection.send(Goodbye(reason=reason, no_data_path=for_good))
+            self.end(reason)
+
     def on_event(self, event: FabricEvent) -> None:
         """An event of our fabric link."""
         match event:
             case LinkUp():
                 self.up.set()
-            case LinkDown(reason=reason):
-                self.end(f"data path lost: {reason}")
+            case LinkDown(reason=reason, code=code):
+                if self.up.is_set():
+                    self.end(f"data path lost: {reason}")
+                else:
+                    self.give_up(reason, for_good=not may_heal(code))
             case Arrived(slot=slot, generation=generation):
                 self._arrival = Arrival(ns=event.arrival_ns, atoms=event.arrival_atoms)
                 self._apply(self._side.on_arrived(slot, generation))

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,9 +87,11 @@ def host_identity() -> str:
     """Equal for two processes exactly when libfabric's shm provider can work between them; it
     stays as long as the process.
     """
+    folder = Path("/dev/shm")
+    shared = folder.stat().st_dev if folder.is_dir() else f"none of {os.getpid()}"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     pid_namespace = Path("/proc/self/ns/pid").readlink()
-    return f"{boot}/{pid_namespace}/shm:{Path('/dev/shm').stat().st_dev}"
+    return f"{boot}/{pid_namespace}/shm:{shared}"
 
 
 class FabricHub:
@@ -113,6 +116,8 @@ class FabricHub:
         self._opener = opener
         #: By provider and, for network providers, the local addresses.
         self._fabrics: dict[tuple[str, tuple[str, ...]], _OpenFabric] = {}
+        #: Providers of which it was said that they do not work here.
+        self._unusable: set[Provider] = set()
 
     def open_link(
         self, provider: Provider, local_host: str, handler: Callable[[FabricEvent], None]
@@ -133,6 +138,12 @@ class FabricHub:
         link = FabricLink(fabric=opened.fabric, link=opened.fabric.open_link(opened.region))
         opened.handlers[link.link] = handler
         return link
+
+    def do_without(self, provider: Provider, error: FabricError) -> None:
+        """A provider that may be chosen freely does not work here: say so once."""
+        if provider not in self._unusable:
+            self._unusable.add(provider)
+            logger.warning("%s does not carry pages here, another way does: %s", provider, error)
 
     def discard(self, link: FabricLink) -> None:
         """Close a link that was never used; its remaining events go nowhere."""

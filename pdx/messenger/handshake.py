@@ -5,6 +5,7 @@ event loop.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import os
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from pdx.errors import FabricError, PeerLost, PeerRefused, ProtocolError
+from pdx.errors import FabricError, NoDataPath, PeerLost, PeerRefused, ProtocolError
 from pdx.fabric import Provider
 from pdx.messenger.authentication import decoder_code, fresh_nonce, is_equal, prefiller_code
 from pdx.messenger.control import Address, ControlConnection, connect
+from pdx.messenger.data_path import may_heal
 from pdx.messenger.decode_link import DecodeLink
 from pdx.messenger.fabric_hub import FabricHub, FabricLink, host_identity
 from pdx.messenger.manifest import Manifest, differences
@@ -91,12 +93,10 @@ async def greet(
 
     Raises:
         PeerRefused: for good, with the prefiller's reason.
+        NoDataPath: no write gets between the two nodes, and would not the next time.
         PeerLost, ProtocolError, FabricError: the link cannot be made (now).
     """
-    offers: dict[str, FabricLink] = {
-        provider: hub.open_link(provider, connection.local_host, link.on_event)
-        for provider in _offered(identity.fabric, connection)
-    }
+    offers = _open_offers(link, connection, hub, identity.fabric)
     host = host_identity()
     hello = Hello(
         protocol=PROTOCOL_VERSION,
@@ -117,7 +117,10 @@ async def greet(
         chosen = offers.pop(answer.provider)
     finally:
         _withdraw(offers, hub)
-    link.attach(answer, chosen, same_host=answer.host == host)
+    try:
+        link.attach(answer, chosen, same_host=answer.host == host)
+    except FabricError as error:
+        link.give_up(error.message, for_good=not may_heal(error.code))
     await _proved(link, timeout_s)
 
 
@@ -129,10 +132,16 @@ async def _proved(link: DecodeLink, timeout_s: float) -> None:
     finally:
         for wait in waits:
             wait.cancel()
-    if not link.usable:
-        reason = link.end_reason or f"no write came through in {timeout_s:g} s"
-        link.end(reason)
-        raise PeerLost(f"{link.peer}: data path ({link.provider}): {reason}", peer=link.peer)
+    if link.usable:
+        return
+    link.give_up(f"no write came through in {timeout_s:g} s", for_good=True)
+    if not link.lacks_data_path or link.data_path is None:
+        reason = f"{link.peer}: data path ({link.provider}): {link.end_reason}"
+        raise PeerLost(reason, peer=link.peer)
+    message = f"no data path ({link.provider}) to the prefiller at {link.peer}: {link.end_reason}"
+    if link.data_path.whose:
+        message += f" ({link.data_path.whose})"
+    raise NoDataPath(message, hint=link.data_path.hint, peer=link.peer)
 
 
 async def welcome(
@@ -142,10 +151,10 @@ async def welcome(
     max_prompt_len: int,
     make_link: Callable[[Hello], PrefillLink],
 ) -> PrefillLink | None:
-    """The prefiller's handshake; None when the connection only asked for a description, or was
-    refused.
+    """The prefiller's handshake; None when the connection only asked for a description.
 
     Raises:
+        PeerRefused: we have refused the decoder; it knows why.
         PeerLost, ProtocolError: the peer left, or is no pdx node.
     """
     hello = await _receive(connection)
@@ -153,28 +162,28 @@ async def welcome(
         raise ProtocolError(f"{connection.peer} began with {type(hello).__name__}")
     if hello.protocol != PROTOCOL_VERSION:
         reason = f"protocol {hello.protocol} of the decoder is not {PROTOCOL_VERSION}"
-        connection.send(Refuse(reason=reason))
-        return None
+        raise _refused(connection, reason)
     nonce = await _challenge(connection, hello, identity.secret)
     if isinstance(hello, Describe):
         connection.send(_signed(description, identity.secret, hello, nonce))
         return None
     refusal = _refusal(hello, identity)
     if refusal is not None:
-        connection.send(Refuse(reason=refusal))
-        return None
+        raise _refused(connection, refusal)
     host = host_identity()
-    usable = _usable(hello, identity.fabric, same_host=hello.host == host)
-    provider, peer_descriptor = usable[0]
     link = make_link(hello)
+    usable = _usable(hello, identity.fabric, same_host=hello.host == host)
     try:
-        descriptor = link.open_data_path(provider, peer_descriptor)
+        provider, descriptor = _open_data_path(link, usable)
     except FabricError as error:
-        # Descriptors or /dev/shm may have run out: no reason for a decoder to end.
-        reason = f"the data path ({provider}) cannot be opened: {error}"
-        connection.send(Refuse(reason=reason, for_good=False))
         link.end(str(error))
-        return None
+        # Descriptors or /dev/shm may have run out: no reason for a decoder to end.
+        # An address that never works, such as one of another family than ours.
+        for_good = error.code in (errno.EINVAL, errno.EADDRNOTAVAIL)
+        reason = f"the data path ({usable[-1][0]}) cannot be opened: {error}"
+        if link.addresses:
+            reason += f" ({link.addresses})"
+        raise _refused(connection, reason, for_good=for_good) from error
     answer = Welcome(
         node=identity.node,
         manifest=identity.manifest,
@@ -186,6 +195,29 @@ async def welcome(
     )
     connection.send(_signed(answer, identity.secret, hello, nonce))
     return link
+
+
+def _refused(connection: ControlConnection, reason: str, *, for_good: bool = True) -> PeerRefused:
+    """Tell the decoder that it is refused; the error that says so here."""
+    connection.send(Refuse(reason=reason, for_good=for_good))
+    return PeerRefused(reason, peer=connection.peer)
+
+
+def _open_data_path(
+    link: PrefillLink, usable: list[tuple[Provider, bytes]]
+) -> tuple[Provider, bytes]:
+    """Take the first data path that works here; our descriptor.
+
+    Raises:
+        FabricError: none does.
+    """
+    *others, last = usable
+    for provider, peer_descriptor in others:
+        try:
+            return provider, link.open_data_path(provider, peer_descriptor)
+        except FabricError as error:
+            link.do_without(provider, error)
+    return last[0], link.open_data_path(*last)
 
 
 async def _open(
@@ -204,6 +236,7 @@ async def _open(
     nonce = None
     if isinstance(answer, Challenge):
         if secret is None:
+            connection.send(Refuse(reason="the decoder has no secret"))
             raise PeerRefused(
                 f"{connection.peer} asks for a secret",
                 hint="give this node the prefiller's: --secret-file or PDX_SECRET",
@@ -262,6 +295,29 @@ async def _receive(
         raise PeerLost(
             f"{connection.peer}: no answer in {timeout_s:g} s", peer=connection.peer
         ) from error
+
+
+def _open_offers(
+    link: DecodeLink, connection: ControlConnection, hub: FabricHub, choice: FabricChoice
+) -> dict[str, FabricLink]:
+    """Our ends of the data paths that may be used and work here.
+
+    Raises:
+        FabricError: none does.
+    """
+    offers: dict[str, FabricLink] = {}
+    *others, last = _offered(choice, connection)
+    for provider in others:
+        try:
+            offers[provider] = hub.open_link(provider, connection.local_host, link.on_event)
+        except FabricError as error:
+            hub.do_without(provider, error)
+    try:
+        offers[last] = hub.open_link(last, connection.local_host, link.on_event)
+    except FabricError:
+        if not offers:
+            raise
+    return offers
 
 
 def _withdraw(offers: dict[str, FabricLink], hub: FabricHub) -> None:

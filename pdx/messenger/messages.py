@@ -241,6 +241,8 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """This side ends the link on purpose."""
 
     reason: str
+    #: No write got through at the start, and trying again would not help.
+    no_data_path: bool = False
 
 
 ControlMessage = (

@@ -22,6 +22,7 @@ from pdx.fabric import (
     Provider,
     TransferDone,
 )
+from pdx.fabric.descriptor import hosts
 from pdx.kv.layout import NodeLayout
 from pdx.kv.progress import layer_value
 from pdx.messenger.actions import (
@@ -37,6 +38,7 @@ from pdx.messenger.actions import (
     Send,
 )
 from pdx.messenger.control import ControlConnection
+from pdx.messenger.data_path import DataPath, may_heal
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
 from pdx.messenger.messages import Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_side import PrefillSide
@@ -92,7 +94,11 @@ class PrefillLink:
         self._sends: dict[int, int] = {}
         self._transfer_of: dict[int, int] = {}
         self._ended = False
+        self._is_up = False
+        #: Why no write got through, where none did.
+        self.lacks_data_path: str | None = None
         self._fabric_link: FabricLink | None = None
+        self._data_path: DataPath | None = None
 
     @property
     def provider(self) -> str:
@@ -102,6 +108,11 @@ class PrefillLink:
     def num_open(self) -> int:
         """Transfers that are not done."""
         return self._side.num_open
+
+    @property
+    def addresses(self) -> str:
+        """Which side bound which data address, for people; empty where there is none."""
+        return "" if self._data_path is None else self._data_path.whose
 
     def views(self) -> list[SendView]:
         """Its transfers that are not done, for people who look."""
@@ -114,9 +125,26 @@ class PrefillLink:
             FabricError: the provider does not work here, or the descriptor is not one.
         """
         link = self._hub.open_link(provider, self._connection.local_host, self._on_event)
+        descriptor = link.fabric.descriptor(link.link)
+        try:
+            self._data_path = DataPath(
+                own_role="prefiller",
+                peer_role="decoder",
+                own_hosts=hosts(descriptor),
+                peer_hosts=hosts(peer_descriptor),
+                own_control_host=self._connection.local_host,
+                peer_control_host=self._connection.peer_host,
+            )
+            link.fabric.connect(link.link, peer_descriptor)
+        except FabricError:
+            self._hub.discard(link)
+            raise
         self._fabric_link = link
-        link.fabric.connect(link.link, peer_descriptor)
-        return link.fabric.descriptor(link.link)
+        return descriptor
+
+    def do_without(self, provider: Provider, error: FabricError) -> None:
+        """A data path that the decoder offers does not work on this node, another may."""
+        self._hub.do_without(provider, error)
 
     async def run(self) -> None:
         """Serve the link until it ends; returns once it is fenced."""
@@ -126,6 +154,8 @@ class PrefillLink:
                 if self._ended:
                     break
                 if isinstance(message, Goodbye):
+                    if message.no_data_path:
+                        self.lacks_data_path = f"it says: {message.reason}"
                     self.end(f"the decoder said goodbye: {message.reason}")
                 else:
                     self._apply(self._side.on_message(message))
@@ -187,8 +217,12 @@ class PrefillLink:
     def _on_event(self, event: FabricEvent) -> None:
         match event:
             case LinkUp():
+                self._is_up = True
                 logger.info("data path with %s is up (%s)", self.peer, self.provider)
-            case LinkDown(reason=reason):
+            case LinkDown(reason=reason, code=code):
+                if not self._is_up and not self._ended:
+                    self.lacks_data_path = reason
+                    self.send(Goodbye(reason=reason, no_data_path=not may_heal(code)))
                 self.end(f"data path lost: {reason}")
             case TransferDone():
                 self._on_transfer_done(event)

@@ -201,9 +201,9 @@ async def test_an_opening_that_cannot_be_served_is_refused(
     hello: Hello, reason: str, for_good: bool
 ) -> None:
     ended, answer = await opened_with(hello)
-    assert ended is None
     assert isinstance(answer, Refuse)
     assert re.search(reason, answer.reason)
+    assert isinstance(ended, PeerRefused) and ended.message == answer.reason, "both say it"
     assert answer.for_good == for_good
 
 

@@ -281,11 +281,20 @@ def _is_clean(counts: dict[str, int]) -> bool:
     )
 
 
-def start(arguments: Sequence[str], log: Path, env: dict[str, str] | None = None) -> Node:
-    """Start a pdx command; does not wait for anything."""
+def start(
+    arguments: Sequence[str],
+    log: Path,
+    env: dict[str, str] | None = None,
+    within: Sequence[str] = (),
+) -> Node:
+    """Start a pdx command; does not wait for anything.
+
+    Args:
+        within: the command that becomes it, such as one that enters a namespace first.
+    """
     with log.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pdx", *arguments],
+            [*within, sys.executable, "-m", "pdx", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             bufsize=0,  # two lines that come at once are two for select, too
@@ -296,10 +305,17 @@ def start(arguments: Sequence[str], log: Path, env: dict[str, str] | None = None
     return Node(process, log, "")
 
 
-def run_to_end(arguments: Sequence[str], log: Path, *, timeout_s: float) -> tuple[int, float, str]:
+def run_to_end(
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    timeout_s: float,
+    env: dict[str, str] | None = None,
+    within: Sequence[str] = (),
+) -> tuple[int, float, str]:
     """Run a pdx command that ends by itself: exit code, seconds, stderr."""
     began = time.monotonic()
-    node = start(arguments, log)
+    node = start(arguments, log, env, within)
     try:
         code = node.process.wait(timeout=timeout_s)
     finally:
@@ -322,9 +338,11 @@ def read_announcement(node: Node, pattern: str, timeout_s: float = START_S) -> s
 
 
 @contextmanager
-def prefiller(model: Path, log: Path, *arguments: str, **env: str) -> Iterator[Prefiller]:
+def prefiller(
+    model: Path, log: Path, *arguments: str, within: Sequence[str] = (), **env: str
+) -> Iterator[Prefiller]:
     """A prefiller that is ready for decoders; stopped at the end unless the test has done it."""
-    node = start(["prefill", "--model", str(model), *arguments], log, env)
+    node = start(["prefill", "--model", str(model), *arguments], log, env, within)
     try:
         line = read_announcement(node, r"pdx decode --peer \S+( --secret-file .+)?")
         yield Prefiller(node.process, node.log, line)

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define PDX_FABRIC_ABI 6
+#define PDX_FABRIC_ABI 7
 #define PDX_FABRIC_MAX_DOMAINS 8
 #define PDX_FABRIC_MAX_PARTS 64
 
@@ -75,7 +75,7 @@ typedef struct {
     uint32_t num_arrivals;
     int64_t* arrival_ns; /* both freed with pdx_fabric_free() by the reader */
     uint32_t* arrival_atoms;
-    char reason[128];
+    char reason[256];
 } pdx_fabric_event;
 
 #ifndef PDX_API

@@ -141,7 +141,9 @@ void Worker::on_complete(Op* op, int code, const std::string& reason) {
         if (was.kind == OpKind::kBeat) lane.beats_in_flight--;
         if (was.kind == OpKind::kProbe) lane.probe_completed = code == 0;
     }
-    if (code) link_down(*link, code, reason);
+    if (!code) return;
+    const bool was_probe = was.kind == OpKind::kProbe;
+    link_down(*link, code, was_probe ? "our probe" + link->way(lane) + " failed: " + describe(code) : reason);
 }
 
 }  // namespace pdx

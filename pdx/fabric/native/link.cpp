@@ -6,6 +6,8 @@
 #include <cstring>
 #include <random>
 
+#include "port_sockets.hpp"
+
 namespace pdx {
 namespace {
 
@@ -183,6 +185,11 @@ Op* OpPool::find(void* context) {
         return offset % sizeof(Op) == 0 && op->live ? op : nullptr;
     }
     return nullptr;
+}
+
+std::string Link::way(const Lane& lane) const {
+    const std::string ours = host_text(own[lane.own].name), theirs = host_text(end_of(lane).name);
+    return ours.empty() || theirs.empty() ? "" : " from " + ours + " to " + theirs;
 }
 
 }  // namespace pdx

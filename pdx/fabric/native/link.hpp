@@ -148,6 +148,8 @@ struct Link {
     }
     PeerEnd& end_of(const Lane& lane) { return peer.ends[lane.peer]; }
     const PeerEnd& end_of(const Lane& lane) const { return peer.ends[lane.peer]; }
+    // Where a lane goes, for people: " from A to B". Names that are no addresses (shm) say nothing to them: empty.
+    std::string way(const Lane& lane) const;
 
   private:
     size_t queue_entries(const Domain& domain) const;

@@ -22,6 +22,18 @@ std::string seconds(int64_t ns) {
     return text;
 }
 
+// What the link waits for: the first lane of ours that carried no probe, else the first that brought none.
+std::string missing_probe(const Link& link) {
+    for (const Lane& lane : link.lanes) {
+        if (!lane.probe_completed) return "our probe" + link.way(lane) + " did not get through";
+    }
+    for (const Lane& lane : link.lanes) {
+        if (link.page->probes[&lane - link.lanes.data()]) continue;
+        return "the peer's probe did not arrive where ours got through" + link.way(lane) + ",";
+    }
+    return "the peer's probe did not arrive";
+}
+
 }  // namespace
 
 void Worker::connect(Link& link, PeerAddress peer) {
@@ -66,7 +78,7 @@ bool Worker::tend_connecting(Link& link, int64_t now) {
         lane.probe_posted = rc == 0;
         if (rc && rc != -FI_EAGAIN) {
             const int code = static_cast<int>(-rc);
-            link_down(link, code, "the probe cannot be posted: " + describe(code));
+            link_down(link, code, "our probe" + link.way(lane) + " cannot be posted: " + describe(code));
             return true;
         }
     }
@@ -85,9 +97,7 @@ bool Worker::tend_connecting(Link& link, int64_t now) {
         return true;
     }
     if (now < link.connect_deadline_ns) return false;
-    link_down(link, FI_ETIMEDOUT,
-              std::string(completed ? "the peer's probe did not arrive" : "our probe did not get through") +
-                  " within " + seconds(options_.connect_timeout_ns));
+    link_down(link, FI_ETIMEDOUT, missing_probe(link) + " within " + seconds(options_.connect_timeout_ns));
     return true;
 }
 

@@ -1,5 +1,6 @@
 #include "port_sockets.hpp"
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -114,6 +115,14 @@ bool is_of_this_host(const sockaddr_storage& wanted) {
 }
 
 }  // namespace
+
+std::string host_text(const std::vector<char>& name) {
+    const sockaddr_storage from = address(name);
+    char text[INET6_ADDRSTRLEN] = "";
+    if (from.ss_family == AF_INET) inet_ntop(AF_INET, &ipv4(from), text, sizeof text);
+    if (from.ss_family == AF_INET6) inet_ntop(AF_INET6, &ipv6(from), text, sizeof text);
+    return text;
+}
 
 size_t shut_port(const std::vector<char>& name) {
     const sockaddr_storage listener = address(name);

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 namespace pdx {
+
+// The address without its port, for people; empty for one that is neither a sockaddr_in nor a sockaddr_in6.
+std::string host_text(const std::vector<char>& name);
 
 // Shuts down every TCP socket that listens on this address (a sockaddr_in or _in6) or was accepted there; what has
 // arrived can still be read. Any thread may call it while others open and close descriptors. Returns how many were
