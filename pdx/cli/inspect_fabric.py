@@ -105,12 +105,16 @@ def _inspect(peer: str | None) -> _Report:
 def _choose(peer: str, library: LibraryInfo, topology: Topology) -> _Choice:
     """What `--fabric auto` comes to: shared memory is offered to loopback peers, tcp to all."""
     from pdx.fabric.route import route_to
+    from pdx.fabric.shared_memory import shm_lack
 
     route = route_to(peer)
-    wanted = ("shm", "tcp") if route.is_loopback else ("tcp",)
+    lack = shm_lack(library.providers) if route.is_loopback else None
+    wanted = ("shm", "tcp") if route.is_loopback and lack is None else ("tcp",)
     providers = tuple(name for name in wanted if name in library.providers)
     if not providers:
         why = f"this libfabric offers no {' and no '.join(wanted)}"
+    elif lack is not None:
+        why = f"no shm: {lack}"
     elif route.is_loopback:
         why = "shm where both nodes see one /dev/shm and one PID namespace, else tcp"
     elif route.is_own:

@@ -217,6 +217,13 @@ def test_text_shows_library_limits_choice_and_findings() -> None:
     assert "127.0.0.1  shm, else tcp, from 127.0.0.1" in result.stdout
 
 
+@pytest.mark.parametrize("peer", ["127.0.0.1", "localhost", "127.1.2.3"])
+def test_a_peer_on_this_host_is_answered_once(peer: str) -> None:
+    [choice] = json.loads(run("--json", "--peer", peer).stdout)["choices"]
+    assert choice["peer"] == peer
+    assert choice["providers"] == ["shm", "tcp"]
+
+
 def test_json_is_one_object() -> None:
     found = json.loads(run("--json").stdout)
     assert set(found["drives"]) <= set(get_args(Provider))
