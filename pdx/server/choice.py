@@ -19,7 +19,7 @@ from pdx.request.stream import StreamUpdate
 from pdx.server.checks import Prompt, ReadingOptions
 from pdx.server.deltas import Delta, EndReason, TokenScore
 from pdx.text.calls import CallFinder, ToolCall
-from pdx.text.reasoning import ReasoningSplitter
+from pdx.text.reasoning import THINK_END, THINK_START, ReasoningSplitter
 from pdx.text.stop_strings import StopStrings
 from pdx.text.tokenizer import Tokenizer
 
@@ -52,7 +52,9 @@ class ChoiceReader:
         self._sampling = sampling
         self._reading = reading
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=reading.skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=reading.skip_special_tokens, shown=_tags(reading)
+        )
         self._stops = StopStrings(reading.stops, keep=reading.keep_stop)
         self._reasoning = (
             ReasoningSplitter(is_open=reading.is_reasoning_open, finder=self._call_finder())
@@ -200,6 +202,12 @@ class ChoiceReader:
         return Delta(
             choice_idx=self._idx, text=echo, scores=scores, finish_reason=self.finish_reason
         )
+
+
+def _tags(reading: ReadingOptions) -> frozenset[str]:
+    """What an answer is taken apart by. Some tokenizers have special tokens for it."""
+    calls = frozenset[str]() if reading.call_form is None else reading.call_form.tags
+    return calls | ({THINK_START, THINK_END} if reading.split_reasoning else frozenset())
 
 
 def _score(token: ScoredToken, text_offset: int) -> TokenScore:

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -105,9 +105,13 @@ class Tokenizer:
         token: str | None = self._inner.id_to_token(token_id)
         return token
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental decoder for one output."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown: Iterable[str] = ()
+    ) -> Detokenizer:
+        """A fresh incremental decoder for one output. ``shown``: tokens that are not skipped,
+        though they be special."""
         hidden = self._special_ids if skip_special_tokens else frozenset[int]()
+        hidden -= {self._inner.token_to_id(token) for token in shown}
         if self._is_byte_level:
             return ByteLevelDetokenizer(self._token_bytes, hidden)
         return WindowDetokenizer(self._inner, hidden)

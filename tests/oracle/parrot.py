@@ -91,7 +91,7 @@ def build(
     for name, chain in chains.items():
         text = texts[name]
         is_endless = isinstance(text, Pieces) and text.is_endless
-        last = chain[0] if is_endless else tokenizer.token_to_id(EOS)
+        last = chain[0] if is_endless else _id_of(tokenizer, EOS)
         assert successors.keys().isdisjoint(chain), f"{name}: a token has two successors"
         successors |= zip(chain, [*chain[1:], last], strict=True)
     (folder / "chat_template.jinja").write_text(template)
@@ -158,6 +158,12 @@ def _byte_spelling() -> dict[int, str]:
     others = [byte for byte in range(256) if byte not in printable]
     spelling = {byte: chr(byte) for byte in printable}
     return spelling | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+
+
+def _id_of(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    assert found is not None
+    return found
 
 
 def _tokenizer(vocab: Mapping[str, int], special_tokens: Sequence[str]) -> Tokenizer:

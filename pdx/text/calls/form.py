@@ -86,6 +86,18 @@ class CallForm:
     separators: str = ""
 
     @property
+    def tags(self) -> frozenset[str]:
+        """What calls are found by; a tokenizer may have special tokens for it."""
+        pairs = [pair for pair in (self.section, self.call) if pair is not None]
+        tags = {tag for pair in pairs for tag in (pair.start, pair.end)}
+        if isinstance(self.body, NamedJson):
+            tags.add(self.body.separator)
+        elif isinstance(self.body, Parameters):
+            body = self.body
+            tags |= {body.name_start, body.key_start, body.value_end, body.end}
+        return frozenset(tags)
+
+    @property
     def is_bare(self) -> bool:
         """No tag says where a call begins."""
         return self.section is None and self.call is None
