@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdx.text.calls import FORMS, CallFinder, CallForm, ToolCall
@@ -144,6 +144,8 @@ QUOTES = [
     "</tool_call>",
     "</function>\n</tool_call>",
     "one <parameter=b> two",
+    "<function=g>",
+    "<tool_call>\n<function=g>\n1",
     "one <tool_call> two <function=g> three",
     "</parameter></function></tool_call>",
     "one </parameter></function></tool_call> two",
@@ -227,6 +229,7 @@ def test_any_text_is_read_alike_in_any_pieces(form: CallForm, pieces: list[str])
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @given(pieces=pieces)
+@example(pieces=['<|python_tag|>"'])
 def test_a_call_is_found_whatever_is_in_front(form: CallForm, pieces: list[str]) -> None:
     text = "".join(pieces)
     _, calls = read([text + "\n" + CALLS[form.name]], form)

@@ -63,8 +63,11 @@ def read_named_json(form: CallForm, body: NamedJson, source: Source) -> Reading[
 
 
 def _read_value(source: Source) -> Reading[str]:
+    """An object or an array."""
     yield from source.skip(_SPACE)
     start = source.position
+    if (yield from source.peek()) not in ("{", "["):
+        raise NoCall
     try:
         yield from pass_json(source)
     except NotJson:

@@ -133,8 +133,8 @@ class _Function:
         Raises:
             NoCall: the answer ends inside the function.
         """
-        #: Number of quoted functions that are open.
-        depth = 0
+        #: Number of quoted functions that are open; the last mark has opened one.
+        depth, opens_function = 0, False
         #: ENDs of this function that no end tag of the call has followed.
         unclosed: list[int] = []
         #: ENDs that are not written as one is, and are it only if there is no other.
@@ -143,6 +143,9 @@ class _Function:
         while (mark := (yield from self._read_mark())) is not None:
             idx = len(self._marks) - 1
             is_strong_mark = is_strong(self._marks, idx, in_lines=self.in_lines)
+            if opens_function and not self._is_inside(mark):
+                depth -= 1  # the name stands for itself
+            opens_function = mark.kind is MarkKind.NAME and is_strong_mark
             closes = balance.has_closed and mark.is_adjacent
             balance.add(mark, counts=is_strong_mark)
             if mark.kind is MarkKind.END and self._can_end(idx):
@@ -157,13 +160,16 @@ class _Function:
                     odd.append(unclosed.pop())
             elif mark.kind in (MarkKind.CALL, MarkKind.NAME) and unclosed:
                 break
-            elif mark.kind is MarkKind.NAME:
-                depth += is_strong_mark
+            depth += opens_function
         if not (unclosed or odd):
             raise NoCall
         end = (unclosed or odd)[0]
         self._source.rewind(self._marks[end].end)
         return self._marks[: end + 1], False
+
+    def _is_inside(self, mark: Mark) -> bool:
+        """Whether a mark follows a function's name as in a function."""
+        return mark.is_adjacent and mark.kind in (MarkKind.KEY, MarkKind.END)
 
     def _can_end(self, idx: int) -> bool:
         """Whether an END stands right behind a value's end, or a name."""
