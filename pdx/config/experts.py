@@ -49,6 +49,10 @@ class GroupedRouting:
     scale: float
 
 
+# Every expert of every layer has tensors of its own. Published models have a tenth at most.
+_MAX_EXPERTS = 4096
+_MAX_EXPERTS_OF_ALL_LAYERS = 1 << 18
+
 Routing: TypeAlias = SoftmaxRouting | GroupedRouting
 
 
@@ -75,7 +79,9 @@ def parse_qwen3_experts(fields: Fields, num_layers: int) -> ExpertsConfig | None
         CheckpointError: a number is missing or not served; it is named.
     """
     # transformers 5 writes the other name.
-    num_experts = fields.size("num_experts", fields.take("num_local_experts", int, None) or ...)
+    local = fields.take("num_local_experts", int, None)
+    num_experts = fields.size("num_experts", local or ..., most=_MAX_EXPERTS)
+    _check_all_layers(fields, "num_experts", num_experts, num_layers)
     step = fields.size("decoder_sparse_step", 1)
     dense = fields.take("mlp_only_layers", list, [])
     if any(type(i) is not int or not 0 <= i < num_layers for i in dense):
@@ -109,7 +115,9 @@ def parse_deepseek_experts(fields: Fields, num_layers: int) -> ExpertsConfig | N
     if num_dense > num_layers:
         why = f"the model has {num_layers} layers"
         raise fields.refused("first_k_dense_replace", num_dense, why)
-    num_experts, num_groups = fields.size("n_routed_experts"), fields.size("n_group")
+    num_experts = fields.size("n_routed_experts", most=_MAX_EXPERTS)
+    _check_all_layers(fields, "n_routed_experts", num_experts, num_layers)
+    num_groups = fields.size("n_group")
     # A group's score is the sum of its two best experts.
     if num_experts % num_groups or num_experts < 2 * num_groups:
         why = f"{num_experts} n_routed_experts make no even groups of two or more"
@@ -133,6 +141,13 @@ def parse_deepseek_experts(fields: Fields, num_layers: int) -> ExpertsConfig | N
         ),
     )
     return experts if experts.layers else None
+
+
+def _check_all_layers(fields: Fields, name: str, num_experts: int, num_layers: int) -> None:
+    most = _MAX_EXPERTS_OF_ALL_LAYERS
+    if num_experts * num_layers > most:
+        why = f"with {num_layers:,} layers at most {most // num_layers:,} are served"
+        raise fields.refused(name, num_experts, why)
 
 
 def _num_chosen(fields: Fields, most: int) -> int:

@@ -18,12 +18,18 @@ from typing import Any
 
 from pdx.config.experts import ExpertsConfig, parse_deepseek_experts, parse_qwen3_experts
 from pdx.config.mla import MlaConfig, parse_mla
-from pdx.config.model_fields import Fields, read_json
+from pdx.config.model_fields import MAX_SIZE, Fields, read_json, shortened
 from pdx.config.quantization import Float8Blocks, parse_quantization
 from pdx.config.rope import RopeConfig, YarnScaling, parse_rope
 from pdx.errors import CheckpointError
 
 __all__ = ["Family", "ModelConfig"]
+
+# Of what is counted one by one, by us or by a rank. Published models have a tenth of them at most.
+_MAX_LAYERS = 1024
+_MAX_DRAFT_LAYERS = 16
+_MAX_HEADS = 1 << 16
+_MAX_VOCAB_SIZE = 1 << 24
 
 
 class Family(enum.StrEnum):
@@ -145,7 +151,9 @@ def _parse_deepseek_v3(fields: Fields, extra_eos: tuple[int, ...]) -> ModelConfi
     # What transformers 5 writes of its own: the rotated part, and a whole head.
     fields.require("head_dim", mla.rope_dim)
     fields.require("qk_head_dim", mla.nope_dim + mla.rope_dim)
-    num_draft_layers = _count(fields, "num_nextn_predict_layers", _count(fields, "num_mtp_layers"))
+    num_draft_layers = _num_draft_layers(
+        fields, "num_nextn_predict_layers", _num_draft_layers(fields, "num_mtp_layers")
+    )
     config = _parse_dense(fields, extra_eos, Family.DEEPSEEK_V3, mla)
     experts = parse_deepseek_experts(fields, config.num_layers)
     if experts is None and num_draft_layers:
@@ -173,12 +181,13 @@ def _parse_dense(
     fields.require("hidden_act", "silu")
     fields.require("pruned_heads", {})
     fields.require("add_cross_attention", False)
-    hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    hidden_size, num_heads = fields.size("hidden_size"), _num_heads(fields)
     if mla is None:
         num_kv_heads, head_dim = _parse_heads(fields, hidden_size, num_heads)
     else:
         num_kv_heads, head_dim = 1, mla.nope_dim + mla.rope_dim
-    num_layers = fields.size("num_hidden_layers")
+    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    vocab_size = fields.size("vocab_size", most=_MAX_VOCAB_SIZE)
     fields.require("layer_types", ["full_attention"] * num_layers)
     rope = parse_rope(fields)
     return ModelConfig(
@@ -189,8 +198,8 @@ def _parse_dense(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=fields.size("vocab_size"),
-        max_position_embeddings=_context_len(fields.size("max_position_embeddings", 2048), rope),
+        vocab_size=vocab_size,
+        max_position_embeddings=_context_len(fields, rope),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=rope,
         tie_word_embeddings=fields.take("tie_word_embeddings", bool, False),
@@ -198,9 +207,13 @@ def _parse_dense(
         mlp_bias=fields.take("mlp_bias", bool, False),
         dtype=_parse_dtype(fields),
         bos_token_id=fields.take("bos_token_id", int, None),
-        eos_token_ids=_parse_eos(fields, extra_eos),
+        eos_token_ids=_parse_eos(fields, extra_eos, vocab_size),
         mla=mla,
     )
+
+
+def _num_heads(fields: Fields) -> int:
+    return fields.size("num_attention_heads", most=_MAX_HEADS)
 
 
 def _parse_heads(fields: Fields, hidden_size: int, num_heads: int) -> tuple[int, int]:
@@ -215,18 +228,23 @@ def _parse_heads(fields: Fields, hidden_size: int, num_heads: int) -> tuple[int,
     return num_kv_heads, head_dim
 
 
-def _count(fields: Fields, name: str, default: int = 0) -> int:
+def _num_draft_layers(fields: Fields, name: str, default: int = 0) -> int:
     count: int = fields.take(name, int, default)
-    if count < 0:
-        raise fields.refused(name, count, "0 or more is wanted")
+    if not 0 <= count <= _MAX_DRAFT_LAYERS:
+        raise fields.refused(name, count, f"0 to {_MAX_DRAFT_LAYERS} is wanted")
     return count
 
 
-def _context_len(stated: int, rope: RopeConfig) -> int:
+def _context_len(fields: Fields, rope: RopeConfig) -> int:
+    stated = fields.size("max_position_embeddings", 2048)
+    if not isinstance(rope.scaling, YarnScaling):
+        return stated
     # YaRN is switched on by adding it to a config.json whose length stays the original's.
-    if isinstance(rope.scaling, YarnScaling):
-        return max(stated, int(rope.scaling.factor * rope.scaling.original_len))
-    return stated
+    scaled = rope.scaling.factor * rope.scaling.original_len
+    if scaled > MAX_SIZE:
+        why = f"the context would be {scaled:.3g} tokens; at most {MAX_SIZE:,} are served"
+        raise fields.refused("factor", rope.scaling.factor, why)
+    return max(stated, int(scaled))
 
 
 def _parse_dtype(fields: Fields) -> str:
@@ -237,13 +255,16 @@ def _parse_dtype(fields: Fields) -> str:
     return dtype
 
 
-def _parse_eos(fields: Fields, extra: tuple[int, ...]) -> tuple[int, ...]:
+def _parse_eos(fields: Fields, extra: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     own = _as_ids(fields.path, fields.take("eos_token_id", (int, list), None))
-    return tuple(dict.fromkeys(own + extra))
+    # An id outside the vocabulary (some write -1 for none) is never drawn, so it ends nothing.
+    return tuple(i for i in dict.fromkeys(own + extra) if 0 <= i < vocab_size)
 
 
 def _as_ids(path: Path, value: Any) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int for i in ids):
-        raise CheckpointError(f"{path}: eos_token_id = {json.dumps(value)} is not served")
+        raise CheckpointError(
+            f"{path}: eos_token_id = {shortened(json.dumps(value))} is not served"
+        )
     return tuple(ids)

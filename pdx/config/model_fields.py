@@ -8,13 +8,17 @@ nothing.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pdx.errors import CheckpointError
 
-__all__ = ["Fields", "read_json"]
+__all__ = ["MAX_SIZE", "Fields", "read_json", "shortened"]
+
+#: Of any size. No dimension of a model comes near it.
+MAX_SIZE = (1 << 31) - 1
 
 
 class Fields:
@@ -42,18 +46,25 @@ class Fields:
         """The value as it stands, which stays to be taken; None where it is absent."""
         return self._rest.get(name)
 
-    def size(self, name: str, default: Any = ...) -> int:
-        """A positive integer."""
+    def size(self, name: str, default: Any = ..., *, most: int = MAX_SIZE) -> int:
+        """A positive integer of at most ``most``."""
         value: int = self.take(name, int, default)
         if value <= 0:
             raise self.refused(name, value, "a positive integer is wanted")
+        if value > most:
+            raise self.refused(name, value, f"at most {most:,} is served")
         return value
 
-    def number(self, name: str, default: Any = ...) -> float:
+    def number(self, name: str, default: Any = ..., *, may_be_zero: bool = False) -> float:
         """A positive, finite number."""
-        value = float(self.take(name, (int, float), default))
-        if not 0 < value < float("inf"):
-            raise self.refused(name, value, "a positive number is wanted")
+        given = self.take(name, (int, float), default)
+        wanted = "a number of 0 or more" if may_be_zero else "a positive number"
+        try:
+            value = float(given)
+        except OverflowError:  # an integer of hundreds of digits
+            raise self.refused(name, given, f"{wanted} of float64 is wanted") from None
+        if not (0 < value < math.inf or (may_be_zero and value == 0)):
+            raise self.refused(name, value, f"{wanted} is wanted")
         return value
 
     def require(self, name: str, *served: Any) -> None:
@@ -88,7 +99,8 @@ class Fields:
     def refused(self, name: str, value: Any, why: str = "") -> CheckpointError:
         """The error for a value that is not served, with what is wanted in its place."""
         reason = f": {why}" if why else ""
-        return CheckpointError(f"{self.path}: {name} = {json.dumps(value)} is not served{reason}")
+        shown = shortened(json.dumps(value))
+        return CheckpointError(f"{self.path}: {name} = {shown} is not served{reason}")
 
     def refuse_rest(self) -> None:
         """Refuse fields that nobody took, unless they are null or known to change nothing."""
@@ -98,13 +110,19 @@ class Fields:
             if value is not None and name not in _IGNORED and not name.startswith("_")
         }
         if unknown:
-            listed = ", ".join(f"{name} = {json.dumps(value)}" for name, value in unknown.items())
+            listed = ", ".join(
+                f"{name} = {shortened(json.dumps(value))}" for name, value in unknown.items()
+            )
             raise CheckpointError(
                 f"{self.path}: unknown fields: {listed}",
                 hint="they may change the computation, so the model is not served",
             )
 
 
+#: Characters of a value in a message.
+_MAX_SHOWN = 200
+#: Fields in a message.
+_MAX_LISTED = 8
 _JSON_KINDS: dict[type, str] = {
     int: "an integer",
     float: "a number",
@@ -167,6 +185,11 @@ _IGNORED = frozenset(
 )
 
 
+def shortened(text: str) -> str:
+    """A value as an error shows it: a file may hold one of any length."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text):,} characters)"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file.
 
@@ -179,7 +202,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} does not exist", hint="a model folder in Hugging Face layout is wanted"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object")

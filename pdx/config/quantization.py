@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdx.config.model_fields import Fields
+from pdx.config.model_fields import MAX_SIZE, Fields
 
 __all__ = ["SCALE_SUFFIX", "Float8Blocks", "parse_quantization"]
 
@@ -44,7 +44,7 @@ def parse_quantization(fields: Fields) -> Float8Blocks | None:
     if inner.take("quant_method", str, None) != "fp8" or len(blocks) != 2:
         why = "served is quant_method fp8 with a weight_block_size of rows and columns"
         raise fields.refused("quantization_config", value, why)
-    if any(type(size) is not int or size <= 0 for size in blocks):
+    if any(type(size) is not int or not 0 < size <= MAX_SIZE for size in blocks):
         raise fields.refused("weight_block_size", blocks, "positive integers are wanted")
     inner.require("fmt", "e4m3")
     # How activations would be quantized: we compute with them as they are, which is more exact.

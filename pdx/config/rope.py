@@ -149,7 +149,8 @@ def _yarn(rope: Fields) -> YarnScaling:
     fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
     if fast <= slow:
         raise rope.refused("beta_fast", fast)
-    scale, scale_all = _mscale(rope, "mscale"), _mscale(rope, "mscale_all_dim")
+    scale = rope.number("mscale", 0, may_be_zero=True)
+    scale_all = rope.number("mscale_all_dim", 0, may_be_zero=True)
     return YarnScaling(
         factor=factor,
         beta_fast=fast,
@@ -161,10 +162,6 @@ def _yarn(rope: Fields) -> YarnScaling:
         mscale_all_dim=scale_all,
         original_len=rope.size("original_max_position_embeddings"),
     )
-
-
-def _mscale(rope: Fields, name: str) -> float:
-    return float(rope.take(name, (int, float), 0))
 
 
 def _attention_factor(factor: float, scale: float, scale_all: float) -> float:

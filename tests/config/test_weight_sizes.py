@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.config.test_deepseek import R1
 from tests.config.test_model import load
 
 #: As Qwen3-Coder-480B-A35B-Instruct's own says it.
-QWEN3_CODER = {
+QWEN3_CODER: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "hidden_size": 6144,
