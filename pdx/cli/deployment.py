@@ -1,6 +1,8 @@
 """`--check` of `pdx prefill` and `pdx decode`: what a node would take, without its weights.
 
-Reads the settings and the model's config.json; starts nothing. No torch.
+Reads the settings and the model's config.json; starts nothing. Where the weights are on this disk,
+this is taken for the host that the node would run on: then their headers and this host's memory are
+looked at too. No torch.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdx.cli.model_check import check_folder
 from pdx.cli.rank_plan import RankPlan, plan_rank
 from pdx.cli.tables import Table, print_tables
-from pdx.config.engine import EngineConfig, interprets_kernels
+from pdx.config.engine import EngineConfig, runs_kernels
 from pdx.config.resolve import Settings
-from pdx.errors import ConfigError, FabricError
+from pdx.errors import ConfigError, FabricError, PdxError
 
 if TYPE_CHECKING:
     from pdx.config.model import ModelConfig
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["check_deployment"]
 
 _GIB = 1 << 30
+_WEIGHTS = {True: "checked by their headers", False: "not here, so not looked at"}
 #: Ranks of the other side of a link, for which the sizes of writes are told.
 _PEER_SIZES = (1, 2, 4, 8)
 
@@ -29,6 +33,8 @@ _PEER_SIZES = (1, 2, 4, 8)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Deployment:
     folder: Path
+    #: Whether the weights are there.
+    has_weights: bool
     model: ModelConfig
     config: EngineConfig
     #: None: the model cannot be split so.
@@ -55,45 +61,44 @@ def check_deployment(settings: Settings) -> None:
 
 
 def _plan(settings: Settings) -> _Deployment:
+    from pdx.config.host_memory import read_memory_facts
+    from pdx.config.memory_room import check_memory
     from pdx.config.model import ModelConfig
+    from pdx.engine.start_check import plan_node
     from pdx.fabric.start_check import check_fabric
-    from pdx.kv.geometry import num_pages_of
 
-    folder = _folder(settings)
+    folder, has_weights = _folder(settings)
     model = ModelConfig.load(folder)
     # A decoder has the prefiller's page size unless it is told another.
     page_size = settings["page_size"] or EngineConfig().page_size
     config = settings.build(EngineConfig, page_size=page_size)
     if config.dtype == "auto":
         config = dataclasses.replace(config, dtype=model.dtype)
-    on_cpu = config.device == "cpu"
     plan, num_pages, refusals = None, 0, []
     try:
+        if has_weights:
+            model = check_folder(folder, serves_text="peers" in settings.values)
+        node = plan_node(model, config)
+        num_pages = node.num_pages
         plan = plan_rank(
             model,
             page_size=page_size,
             dtype=config.dtype,
             kv_dtype=config.kv_type,
             tp_size=config.tp_size,
-            keeps_float8=not on_cpu,
+            keeps_float8=runs_kernels(config.device),
         )
-        num_pages = num_pages_of(
-            model,
-            page_size,
-            config.num_pages,
-            config.kv_memory_bytes,
-            config.kv_type,
-            config.tp_size,
-        )
-        config.check_kv_type(interprets_kernels=interprets_kernels())
-    except ConfigError as error:
-        refusals.append(error.message)
+        if has_weights and (need := node.host_memory()) is not None:
+            check_memory(need, read_memory_facts())
+    except PdxError as error:
+        refusals.append(error.message if error.hint is None else f"{error.message} ({error.hint})")
     try:
         check_fabric(settings["fabric"], settings["fabric_bind"])
     except FabricError as error:
         refusals.append(error.message)
     return _Deployment(
         folder=folder,
+        has_weights=has_weights,
         model=model,
         config=config,
         plan=plan,
@@ -102,8 +107,11 @@ def _plan(settings: Settings) -> _Deployment:
     )
 
 
-def _folder(settings: Settings) -> Path:
-    """Where config.json is: beside the file that names the model, else the model's own folder."""
+def _folder(settings: Settings) -> tuple[Path, bool]:
+    """Where config.json is: beside the file that names the model, else the model's own folder. And
+    whether its weights are there.
+    """
+    from pdx.config.model_files import has_weight_files
     from pdx.config.model_source import resolve_description
 
     name: str | None = settings["model"]
@@ -111,14 +119,16 @@ def _folder(settings: Settings) -> Path:
         raise ConfigError("--check needs the model", hint="name it with --model")
     beside = Path(settings.origins["model"]).parent
     if settings.origins["model"].endswith(".toml") and (beside / "config.json").is_file():
-        return beside
-    return resolve_description(name)
+        return beside, has_weight_files(beside)
+    folder = resolve_description(name)
+    return folder, has_weight_files(folder)
 
 
 def _tables(deployment: _Deployment) -> list[Table]:
     config, plan = deployment.config, deployment.plan
     rows = [
         ("config.json", str(deployment.folder / "config.json")),
+        ("weights", _WEIGHTS[deployment.has_weights]),
         ("family", deployment.model.family.value),
         ("device", config.device),
         ("dtype", config.dtype),

@@ -123,24 +123,24 @@ async def _generate(job: _Job, config: EngineConfig) -> None:
     from pdx.cli.loading_view import loading_progress
     from pdx.config.model_source import resolve_model
     from pdx.engine.loading import load_model
+    from pdx.text.tokenizer import Tokenizer
 
     folder = resolve_model(job.model)
+    tokenizer = Tokenizer.from_folder(folder)  # before minutes of loading
     with loading_progress(job.model) as progress:
         loaded = await load_model(folder, config, progress)
     try:
-        await _run(job, folder, loaded)
+        await _run(job, folder, loaded, tokenizer)
     finally:
         await loaded.close()
 
 
-async def _run(job: _Job, folder: Path, loaded: LoadedModel) -> None:
+async def _run(job: _Job, folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
     import secrets
 
     from pdx.engine.colocated import ColocatedEngine
     from pdx.request.request import SamplingParams
-    from pdx.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(folder)
     prompt_ids = _prompt_ids(job, folder, tokenizer)
     vocab_size = loaded.model.vocab_size
     wrong = [token_id for token_id in prompt_ids if not 0 <= token_id < vocab_size]

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pdx.cli.model_check import check_text
 from pdx.cli.options import with_settings
 from pdx.cli.rank_plan import GPU_SIZES_GIB, RankPlan, plan_ranks, ranks_table, weights_table
 from pdx.cli.tables import Table, print_tables
+from pdx.config.checkpoint import Checkpoint
 from pdx.config.engine import EngineConfig
 from pdx.config.node import ModelChoice
 from pdx.config.resolve import Settings
 from pdx.config.setting import pick
-from pdx.errors import CheckpointError
+from pdx.errors import CheckpointError, PdxError
 
 if TYPE_CHECKING:
     from pdx.config.model import ModelConfig
@@ -35,8 +37,12 @@ _GIB = 1 << 30
 _KV_SIZES_GIB = (1, 2, 4, 8, 16, 32, 64, 80)
 
 
+#: Settings of a node that decide whether it would serve the model.
+_ASKED = ("device", "dtype", "tp_size", "kv_dtype", "page_size")
+
+
 @with_settings(
-    [*pick(ModelChoice, required=["model"]), *pick(EngineConfig, "dtype", "kv_dtype", "page_size")],
+    [*pick(ModelChoice, required=["model"]), *pick(EngineConfig, *_ASKED)],
     argument="model",
 )
 def model(
@@ -45,7 +51,7 @@ def model(
 ) -> None:
     """Show a model's geometry, its memory, and whether it is served.
 
-    Exit code 1 where it is not, with the reason.
+    Exit code 1 where it is not, with the reason. The headers of the weights are read, not they.
     """
     report = _inspect(settings["model"], settings.build(EngineConfig))
     if as_json:
@@ -103,28 +109,80 @@ class _Memory:
 class _Report:
     name: str
     folder: Path
-    weights: _Weights
-    #: None: not served.
+    #: None: they cannot be read.
+    weights: _Weights | None
+    #: None: it cannot be read.
     config: ModelConfig | None
     memory: _Memory | None
-    refusal: CheckpointError | None
+    #: None: the model is served.
+    refusal: PdxError | None
+    #: Why not on a GPU; also asked where the device is a CPU.
+    gpu_refusals: tuple[str, ...]
+    #: What is served, and yet worth knowing.
+    warnings: tuple[str, ...]
 
 
 def _inspect(name: str, asked: EngineConfig) -> _Report:
     from pdx.config.model import ModelConfig
-    from pdx.config.model_source import describe_weights
+    from pdx.config.model_source import describe_weights, resolve_description
 
-    folder, tensors = describe_weights(name)
-    config, refusal = None, None
+    folder = resolve_description(name)
+    tensors: dict[str, StoredTensor] | None = None
+    config: ModelConfig | None = None
+    refusal: PdxError | None = None
+    warnings: tuple[str, ...] = ()
     try:
-        config = ModelConfig.load(folder)
+        try:
+            tensors = describe_weights(name)[1]
+        finally:  # a configuration is worth showing without weights, too
+            config = ModelConfig.load(folder)
         _refuse_quantized(tensors, config)
-    except CheckpointError as error:
+        checkpoint = Checkpoint.of(folder, config, tensors)
+        config, warnings = checkpoint.model, checkpoint.warnings
+        _check_the_rest(folder, config, asked)
+    except PdxError as error:
+        error.exit_code = 1  # also where a setting is at fault: the question has been answered
         refusal = error
-    weights = _weights(tensors, config)
-    memory = None if config is None else _memory(config, weights, asked)
+    weights = None if tensors is None else _weights(tensors, config)
+    memory = None
+    if config is not None and weights is not None:
+        memory = _memory(config, weights, asked)
     return _Report(
-        name=name, folder=folder, weights=weights, config=config, memory=memory, refusal=refusal
+        name=name,
+        folder=folder,
+        weights=weights,
+        config=config,
+        memory=memory,
+        refusal=refusal,
+        gpu_refusals=() if config is None else _gpu_refusals(config, asked),
+        warnings=warnings,
+    )
+
+
+def _check_the_rest(folder: Path, config: ModelConfig, asked: EngineConfig) -> None:
+    from pdx.config.token_ids import ids_without_token
+    from pdx.engine.start_check import plan_node
+
+    ids_without_token(folder, config.vocab_size)
+    check_text(folder)
+    plan_node(config, asked)
+
+
+def _gpu_refusals(config: ModelConfig, asked: EngineConfig) -> tuple[str, ...]:
+    """Why the kernels of GPUs cannot run the model, whichever device was asked about."""
+    from pdx.config.kernel_limits import kernel_problems
+
+    resolved = dataclasses.replace(
+        asked, dtype=config.dtype if asked.dtype == "auto" else asked.dtype
+    )
+    return tuple(
+        kernel_problems(
+            config,
+            tp_size=resolved.tp_size,
+            page_size=resolved.page_size,
+            dtype=resolved.dtype,
+            kv_dtype=resolved.kv_type,
+        )
     )
 
 
@@ -231,7 +289,9 @@ def _as_json(report: _Report) -> dict[str, Any]:
         "served": refusal is None,
         "refusal": None if refusal is None else refusal.message,
         "hint": None if refusal is None else refusal.hint,
-        "weights": dataclasses.asdict(report.weights),
+        "gpu_refusals": list(report.gpu_refusals),
+        "warnings": list(report.warnings),
+        "weights": None if report.weights is None else dataclasses.asdict(report.weights),
         "config": None if report.config is None else _config_json(report.config),
         "memory": None if report.memory is None else dataclasses.asdict(report.memory),
     }
@@ -257,14 +317,23 @@ def _as_tables(report: _Report) -> list[Table]:
 
 
 def _head(report: _Report) -> Table:
-    weights = report.weights
-    types = ", ".join(f"{kind} {count:,}" for kind, count in weights.values_by_type.items())
+    weights, refusal = report.weights, report.refusal
     rows = [
         ("folder", str(report.folder)),
-        ("served", "yes" if report.refusal is None else "no"),
-        ("parameters", f"{weights.num_parameters:,} ({types})"),
-        ("stored", f"{_size(weights.stored_bytes)} in {_count(weights.num_files, 'file')}"),
+        ("served", "yes" if refusal is None else "no"),
     ]
+    if refusal is not None:
+        rows.append(("refused", refusal.message))
+        rows += [("hint", refusal.hint)] if refusal.hint else []
+    elif report.gpu_refusals:
+        rows.append(("not on a GPU", "; ".join(report.gpu_refusals)))
+    rows += [("warning", warning) for warning in report.warnings]
+    if weights is not None:
+        types = ", ".join(f"{kind} {count:,}" for kind, count in weights.values_by_type.items())
+        rows += [
+            ("parameters", f"{weights.num_parameters:,} ({types})"),
+            ("stored", f"{_size(weights.stored_bytes)} in {_count(weights.num_files, 'file')}"),
+        ]
     return Table(title=report.name, rows=tuple(rows))
 
 

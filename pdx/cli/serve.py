@@ -89,6 +89,7 @@ async def _serve_nodes(
     settings: Settings, num_prefillers: int, num_decoders: int, drain: DrainRequest
 ) -> None:
     from pdx.cli.loading_view import NodesView
+    from pdx.cli.model_check import check_nodes
     from pdx.cli.serving import bind, url_of
     from pdx.config.model_source import resolve_model
     from pdx.engine.local_launcher import LocalLauncher
@@ -104,7 +105,8 @@ async def _serve_nodes(
         bind(api).close()
     decoders = _names("decode", num_decoders)
     _check_traces(settings["trace"], decoders)
-    resolve_model(settings["model"])
+    folder = resolve_model(settings["model"])
+    check_nodes(folder, settings.build(EngineConfig), num_prefillers + num_decoders)
     view = NodesView()
     policy = RestartPolicy(most=settings["restarts"])
     supervisor = Supervisor(LocalLauncher(), policy, view.on_event, view.on_note)

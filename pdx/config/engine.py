@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pdx.config.setting import parse_bytes, setting
 from pdx.errors import ConfigError
 
-__all__ = ["EngineConfig", "interprets_kernels", "parse_bytes"]
+__all__ = ["EngineConfig", "interprets_kernels", "parse_bytes", "runs_kernels"]
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _KV_DTYPES = ("auto", "bfloat16", "float8")
@@ -178,6 +178,11 @@ class EngineConfig:
                 "a KV cache in float8 is not served on a CPU, whose ops compute in --dtype",
                 hint="use --kv-dtype auto, or --device cuda",
             )
+
+
+def runs_kernels(device: str) -> bool:
+    """Whether ranks on a device run the kernels of GPUs, and not a CPU's own ops."""
+    return device != "cpu" or interprets_kernels()
 
 
 def interprets_kernels() -> bool:

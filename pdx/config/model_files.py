@@ -9,11 +9,16 @@ from pathlib import Path
 from pdx.config.model_fields import read_json
 from pdx.errors import CheckpointError
 
-__all__ = ["template_files", "weight_files"]
+__all__ = ["has_weight_files", "template_files", "weight_files"]
 
 _INDEX = "model.safetensors.index.json"
 _AGAIN = "download the folder again"
 _SHARD = re.compile(r"-of-(\d+)\.safetensors$")
+
+
+def has_weight_files(folder: Path) -> bool:
+    """Whether any weights are there; a folder may hold only what describes a model."""
+    return any(folder.glob("*.safetensors"))
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:

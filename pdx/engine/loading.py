@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable
@@ -10,14 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pdx.config.engine import EngineConfig, interprets_kernels
-from pdx.config.float8_split import check_float8_split
+from pdx.config.checkpoint import Checkpoint
+from pdx.config.engine import EngineConfig
+from pdx.config.host_memory import read_memory_facts
+from pdx.config.memory_room import check_memory
 from pdx.config.model import ModelConfig
 from pdx.config.weight_headers import read_weight_headers
+from pdx.engine.start_check import plan_node
 from pdx.engine.step_loop import Ranks
 from pdx.errors import CheckpointError, ConfigError
 from pdx.fabric import MemoryPart
-from pdx.kv.geometry import check_tp_size, node_layout, num_pages_of
+from pdx.kv.geometry import node_layout
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import PagePool
 from pdx.messenger.fabric_hub import MappedMemory
@@ -110,7 +112,7 @@ class LoadedModel:
         self.memory.close()
 
 
-def _check_drafts(folder: Path, model: ModelConfig, config: EngineConfig) -> None:
+def _check_draft_layers(folder: Path, model: ModelConfig, config: EngineConfig) -> None:
     if not config.drafts:
         if model.num_draft_layers:
             logger.warning(
@@ -126,8 +128,12 @@ def _check_drafts(folder: Path, model: ModelConfig, config: EngineConfig) -> Non
             "(num_nextn_predict_layers), and one is used",
             hint="leave out --draft",
         )
+
+
+def _check_draft_tensors(checkpoint: Checkpoint) -> None:
+    folder, model = checkpoint.folder, checkpoint.model
     first = f"model.layers.{model.num_layers}."
-    if not any(name.startswith(first) for name in read_weight_headers(folder)):
+    if not any(name.startswith(first) for name in checkpoint.tensors):
         raise CheckpointError(
             f"--draft: {folder} has no tensors {first}*, the layer that drafts; its config.json "
             f"promises it (num_nextn_predict_layers is {model.num_draft_layers})",
@@ -144,22 +150,17 @@ async def load_model(
         PdxError: the checkpoint or the settings cannot be served, or a rank died.
     """
     model = ModelConfig.load(folder)
-    if config.dtype == "auto":
-        config = dataclasses.replace(config, dtype=model.dtype)
-    _check_drafts(folder, model, config)
-    check_tp_size(model, config.tp_size)
-    config.check_kv_type(interprets_kernels=interprets_kernels())
-    num_pages = num_pages_of(
-        model,
-        config.page_size,
-        config.num_pages,
-        config.kv_memory_bytes,
-        config.kv_type,
-        config.tp_size,
-        drafts=config.drafts,
-    )
-    if config.device != "cpu":
-        check_float8_split(model, config.tp_size)
+    _check_draft_layers(folder, model, config)
+    checkpoint = Checkpoint.of(folder, model, read_weight_headers(folder))
+    model = checkpoint.model
+    for warning in checkpoint.warnings:
+        logger.warning("%s: %s", folder.name, warning)
+    if config.drafts:
+        _check_draft_tensors(checkpoint)
+    plan = plan_node(model, config)
+    config = plan.config
+    if (need := plan.host_memory()) is not None:
+        check_memory(need, read_memory_facts())
     ranks = RankGroup(config.tp_size)
     try:
         ready = await ranks.start(
@@ -168,7 +169,7 @@ async def load_model(
                 device=config.device,
                 dtype=config.dtype,
                 page_size=config.page_size,
-                num_pages=num_pages,
+                num_pages=plan.num_pages,
                 kv_memory_bytes=config.kv_memory_bytes,
                 num_threads=config.num_threads or _threads_of_one(config.tp_size),
                 chunk_len=config.chunk_len,

@@ -33,6 +33,18 @@ def check_tp_size(config: ModelConfig, tp_size: int) -> None:
             f"{heads} attention heads{kv} cannot be split over {tp_size} ranks",
             hint=f"use --tp {', '.join(map(str, fits))}",
         )
+    experts = config.experts
+    sizes = {
+        "vocab_size": config.vocab_size,
+        "intermediate_size": config.intermediate_size,
+        "an expert's size": tp_size if experts is None else experts.inner_size,
+    }
+    for name, size in sizes.items():
+        if size < tp_size:
+            raise ConfigError(
+                f"{name} of {size} cannot be split over {tp_size} ranks",
+                hint=f"use --tp {', '.join(str(n) for n in fits if n <= size)}",
+            )
 
 
 def kv_layout(

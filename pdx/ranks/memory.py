@@ -129,7 +129,14 @@ class _HostRange:
     def __init__(self, num_bytes: int, alignment: int) -> None:
         # Reserves the addresses; closing it unmaps whatever was mapped over it.
         length = num_bytes + alignment
-        self._reserved = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._reserved = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise WorkerError(
+                f"{length:,} bytes of addresses for the ranks' KV memory are refused: "
+                f"{error.strerror}",
+                hint="give the KV cache less (--kv-memory), or this process more (ulimit -v)",
+            ) from error
         self.address = -(-_address(self._reserved) // alignment) * alignment
 
     def map_shared(self, offset: int, fd: int, num_bytes: int) -> None:

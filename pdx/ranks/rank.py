@@ -11,6 +11,7 @@ import array
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(FromRank)
 _NUM_FDS = 3
 _LAST_LINES = 20
+_KILLED_HINT = "the system kills so what takes the last of its memory; dmesg would say it"
 
 
 class RankProcess:
@@ -207,5 +209,6 @@ class RankProcess:
         how = how_it_ended(self._process.returncode)
         tail = "\n".join(self._stderr_lines)
         return WorkerError(
-            f"{self._name} (pid {self._process.pid}) {how}" + (f"\n{tail}" if tail else "")
+            f"{self._name} (pid {self._process.pid}) {how}" + (f"\n{tail}" if tail else ""),
+            hint=_KILLED_HINT if self._process.returncode == -signal.SIGKILL else None,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import torch
 
+from pdx.config.checkpoint import with_stored_head
 from pdx.config.model import ModelConfig
 from pdx.config.token_ids import ids_without_token
+from pdx.config.weight_headers import read_weight_headers
 from pdx.errors import ConfigError, WorkerError
 from pdx.kernels.kv_view import check_float8
 from pdx.kernels.ops import Ops, ops_for
@@ -46,7 +49,7 @@ def serve(channel: Channel) -> None:
     if config.num_threads > 0:
         torch.set_num_threads(config.num_threads)
     folder = Path(config.model_folder)
-    model_config = ModelConfig.load(folder)
+    model_config = with_stored_head(ModelConfig.load(folder), read_weight_headers(folder))
     tokenless_ids = ids_without_token(folder, model_config.vocab_size)
     layout = _layout(config, model_config)
     ops = ops_for(config.device)
@@ -92,10 +95,10 @@ def serve(channel: Channel) -> None:
 
 @contextmanager
 def _told_of_memory(device: RankDevice) -> Iterator[None]:
-    """A GPU that is out of memory is no bug of ours.
+    """Memory that is not given is no bug of ours.
 
     Raises:
-        WorkerError: in place of torch's error.
+        WorkerError: in place of torch's or the system's error.
     """
     try:
         yield
@@ -105,6 +108,20 @@ def _told_of_memory(device: RankDevice) -> Iterator[None]:
             hint="give the KV cache less memory (--kv-memory), prompts shorter chunks (--chunk), "
             "or decode steps no graphs (--no-cuda-graphs)",
         ) from error
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise WorkerError(
+            f"the system gives a rank no more memory: {error}",
+            hint="free memory, or give the KV cache less (--kv-memory), prompts shorter chunks "
+            "(--chunk); limits are those of the host, of cgroups and of ulimit -v",
+        ) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch raises a RuntimeError of its own words where the host has none."""
+    is_refused = isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EFBIG)
+    return isinstance(error, MemoryError) or is_refused or "can't allocate memory" in str(error)
 
 
 def _layout(config: RankConfig, model_config: ModelConfig) -> KvLayout:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from pdx.config.checkpoint import check_tensors, copies, float8_scales
 from pdx.config.quantization import SCALE_SUFFIX, Float8Blocks
-from pdx.config.weight_headers import StoredTensor
 from pdx.errors import CheckpointError
 from pdx.models.stored import StoredPart, stored_parts
 from pdx.weights.float8 import dequantised
@@ -20,9 +20,9 @@ from pdx.weights.memory import ParameterMemory
 
 __all__ = ["load_parameters"]
 
-#: Names in a message; a wrong checkpoint can have thousands.
-_MAX_LISTED = 8
 _CPU = torch.device("cpu")
+_DAMAGED_HINT = "nothing can be computed with it: download the weights again"
+_FLOAT16_HINT = "its range ends at 65,504: use --dtype bfloat16 or float32, if the file is whole"
 
 
 def load_parameters(
@@ -57,15 +57,17 @@ def load_parameters(
 
     Raises:
         CheckpointError: tensors are missing, unused, of another shape or of a type that is not
-            served; they are named.
+            served, or hold what is no number; they are named.
         ConfigError: float8 weights cannot be kept so.
     """
     index = WeightIndex.open(folder)
     parts = stored_parts(model, index.tensors)
     scales_of_kv = load_kv_scales(model, index)
     checked = parts | _left_on_disk(left_on_disk, index)
-    scales = _scales_of(checked, index, quantization)
-    _check(checked, scales, index, folder, quantization, scales_of_kv)
+    wanted = {part.name: part.shape for own in checked.values() for part in own}
+    left_out = scales_of_kv | copies(index.tensors)
+    check_tensors(wanted, index.tensors, folder, quantization, left_out)
+    scales = float8_scales(wanted, index.tensors, quantization)
     kept: dict[str, tuple[StoredPart, ...]] = {}
     if keeps_float8 and quantization is not None:
         kept = kept_scales(model, parts, index, quantization)
@@ -124,7 +126,22 @@ class _Values:
             setattr(owner, leaf, nn.Parameter(made, requires_grad=False))
         place = self._made[name][part.target]
         place.copy_(value)
+        if not _is_finite(place):
+            kind = str(place.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{part.name} holds NaN or an infinity, as {kind}",
+                hint=_FLOAT16_HINT if place.dtype == torch.float16 else _DAMAGED_HINT,
+            )
         self.done_bytes += place.nbytes
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """One reading of memory that was just written. The extremes show it: NaN is either of them."""
+    if values.dtype == torch.float8_e4m3fn:  # it has no infinity
+        return not bool(((values.view(torch.uint8) & 0x7F) == 0x7F).any())
+    if not values.numel():
+        return True
+    return bool(torch.stack(torch.aminmax(values)).isfinite().all())
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -155,76 +172,3 @@ def _left_on_disk(
     parts = {} if module is None else stored_parts(module, index.tensors)
     is_there = any(part.name in index.tensors for own in parts.values() for part in own)
     return parts if is_there else {}
-
-
-def _scales_of(
-    parts: Mapping[str, tuple[StoredPart, ...]],
-    index: WeightIndex,
-    quantization: Float8Blocks | None,
-) -> dict[str, str]:
-    """By name of each float8 tensor that is wanted, that of its scales."""
-    if quantization is None:
-        return {}
-    names = dict.fromkeys(part.name for own in parts.values() for part in own)
-    return {
-        name: name + SCALE_SUFFIX
-        for name in names
-        if name in index.tensors and index.tensors[name].is_float8
-    }
-
-
-def _check(
-    parts: Mapping[str, tuple[StoredPart, ...]],
-    scales: Mapping[str, str],
-    index: WeightIndex,
-    folder: Path,
-    quantization: Float8Blocks | None,
-    read_already: Collection[str],
-) -> None:
-    stored = index.tensors
-    wanted = {part.name: part.shape for own in parts.values() for part in own}
-    served = {name for name in stored if stored[name].is_float or name in scales}
-    if quantization is not None:
-        wanted |= {scales[name]: quantization.scale_shape(wanted[name]) for name in scales}
-    kinds = {
-        "missing": [name for name in wanted if name not in stored],
-        "unused": [
-            name
-            for name in stored
-            if name not in wanted and name not in read_already and not _ignorable(name)
-        ],
-        "wrong shape": [
-            f"{name} is {list(stored[name].shape)}, wanted {list(shape)}"
-            for name, shape in wanted.items()
-            if name in stored and stored[name].shape != shape
-        ],
-        "wrong type": [
-            f"{name} is {stored[name].dtype}"
-            for name in wanted
-            if name in stored and name not in served
-        ],
-    }
-    problems = [f"{what}: {_listed(names)}" for what, names in kinds.items() if names]
-    if problems:
-        raise CheckpointError(
-            f"{folder}: the weights are not those of its config.json: {'; '.join(problems)}",
-            hint=_hint(stored, quantization),
-        )
-
-
-def _hint(stored: Mapping[str, StoredTensor], quantization: Float8Blocks | None) -> str:
-    if quantization is None and any(tensor.is_float8 for tensor in stored.values()):
-        return "float8 weights want the quantization_config of their config.json"
-    return "config.json and weight files have to be of one model: download the folder again"
-
-
-def _ignorable(name: str) -> bool:
-    # Old checkpoints store the rotary frequencies. A stored output head beside tied embeddings is a
-    # copy of them: the model has no such parameter only where its config ties them.
-    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"
-
-
-def _listed(names: Iterable[str]) -> str:
-    items = list(names)
-    more = len(items) - _MAX_LISTED
-    return ", ".join(items[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from pdx.cli.main import app
 from pdx.config.model import ModelConfig
 from pdx.errors import CheckpointError, ConfigError
+from tests.oracle.tiny_text import build_tokenizer
 
 GIB = 1 << 30
 #: Qwen3-8B's config.json, as published.
@@ -79,6 +80,11 @@ def write_hollow_weights(path: Path, shapes: dict[str, tuple[int, ...]]) -> None
         file.truncate(8 + len(encoded) + end)
 
 
+def write_tokenizer(folder: Path) -> None:
+    """A model is served as text, so its folder has one."""
+    build_tokenizer(puts_bos=False).save(str(folder / "tokenizer.json"))
+
+
 def qwen3_shapes(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, inner, head = fields["hidden_size"], fields["intermediate_size"], fields["head_dim"]
     q, kv = fields["num_attention_heads"] * head, fields["num_key_value_heads"] * head
@@ -110,6 +116,7 @@ def qwen3_8b(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real size without its 16 GB."""
     folder = tmp_path_factory.mktemp("qwen3-8b")
     (folder / "config.json").write_text(json.dumps(QWEN3_8B))
+    write_tokenizer(folder)
     write_hollow_weights(folder / "model.safetensors", qwen3_shapes(QWEN3_8B))
     return folder
 
@@ -167,6 +174,7 @@ def small_r1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small-r1")
     fewer = {"num_hidden_layers": 5, "n_routed_experts": 16, "torch_dtype": "bfloat16"}
     write_hollow_checkpoint(folder, {**R1, **fewer}, num_files=3)
+    write_tokenizer(folder)
     return folder
 
 
@@ -212,16 +220,16 @@ def test_float8_without_scales_is_refused(small_r1: Path, tmp_path: Path) -> Non
 
 
 def test_stored_copies_are_not_counted_twice(tiny_qwen3: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((tiny_qwen3 / "config.json").read_bytes())
-    copies = {
-        "model.embed_tokens.weight": (512, 64),
-        "lm_head.weight": (512, 64),
-        "model.layers.0.self_attn.rotary_emb.inv_freq": (16,),
-    }
-    write_hollow_weights(tmp_path / "model.safetensors", copies)
+    write_tokenizer(tmp_path)
+    fields = json.loads((tiny_qwen3 / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    tied = qwen3_shapes(fields) | {"model.layers.0.self_attn.rotary_emb.inv_freq": (16,)}
+    write_hollow_weights(tmp_path / "model.safetensors", tied)
+    counted = inspect(tiny_qwen3)["weights"]
     weights = inspect(tmp_path)["weights"]
-    assert weights["num_parameters"] == 512 * 64
-    assert weights["stored_bytes"] == 2 * (2 * 512 * 64 + 16)
+    assert weights["num_parameters"] == counted["num_parameters"]
+    table = fields["vocab_size"] * fields["hidden_size"]
+    assert weights["stored_bytes"] == counted["stored_bytes"] + 2 * (table + 16)
 
 
 def test_text_names_what_a_reader_looks_for(qwen3_8b: Path) -> None:
@@ -242,6 +250,7 @@ def test_text_names_what_a_reader_looks_for(qwen3_8b: Path) -> None:
 def test_scaled_rope_is_spelled_out(qwen3_8b: Path, tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3_8B, "rope_scaling": yarn}))
+    write_tokenizer(tmp_path)
     (tmp_path / "model.safetensors").hardlink_to(qwen3_8b / "model.safetensors")
     report = inspect(tmp_path)["config"]
     assert report["rope"]["kind"] == "yarn"

@@ -145,8 +145,29 @@ def test_stored_copies_and_rotary_buffers_are_ignored(
     fields["tie_word_embeddings"] = True
     (tmp_path / "config.json").write_text(json.dumps(fields))
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(16)
+    weights[HEAD] = weights["model.embed_tokens.weight"].clone()
     save_file(weights, tmp_path / "model.safetensors")
     load(empty_model(ModelConfig.load(tmp_path)), tmp_path)
+
+
+def test_a_head_that_is_no_copy_is_never_left_out(
+    weights: Weights, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Whoever builds a model asks ``with_stored_head`` first; who forgets is told by the loader."""
+    fields = json.loads((tiny_llama / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "tie_word_embeddings": True}))
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"unused: lm_head\.weight"):
+        load(empty_model(ModelConfig.load(tmp_path)), tmp_path)
+
+
+def test_rotary_frequencies_are_ignored_where_old_checkpoints_keep_them_only(
+    model: CausalLM, weights: Weights, tmp_path: Path
+) -> None:
+    name = "vision.rotary_emb.inv_freq"
+    save_file({**weights, name: torch.zeros(16)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"unused: {name}"):
+        load(model, tmp_path)
 
 
 def test_long_lists_of_problems_are_cut(model: CausalLM, tmp_path: Path) -> None:
@@ -160,3 +181,24 @@ def test_damaged_file_is_named(model: CausalLM, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load(model, tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    model: CausalLM, weights: Weights, tmp_path: Path, value: float
+) -> None:
+    weights[NORM][5] = value
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{NORM} holds NaN or an infinity, as float32"):
+        load(model, tmp_path)
+
+
+def test_weights_past_the_range_of_float16_are_refused_in_it(
+    weights: Weights, tiny_llama: Path, tmp_path: Path
+) -> None:
+    weights[NORM][5] = 1e5
+    save_file(weights, tmp_path / "model.safetensors")
+    load(empty_model(ModelConfig.load(tiny_llama)), tmp_path, torch.bfloat16)
+    with pytest.raises(CheckpointError, match="as float16") as refused:
+        load(empty_model(ModelConfig.load(tiny_llama)), tmp_path, torch.float16)
+    assert "--dtype bfloat16" in str(refused.value.hint)
