@@ -2,7 +2,8 @@
 
 Owned by whoever serves one output (a request's handler in the frontend). The pieces, joined, equal
 the decoding of the whole sequence. A character whose bytes span tokens is held back until it is
-complete.
+complete or cannot become one any more: three bytes at most. The work for a token does not depend on
+the tokens before it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from typing import Protocol
 
 import tokenizers
 
-__all__ = ["ByteLevelDetokenizer", "Detokenizer", "TokenBytes", "WindowDetokenizer"]
+__all__ = ["ByteLevelDetokenizer", "Detokenizer", "PairDetokenizer", "TokenBytes"]
 
-_REPLACEMENT = "\ufffd"
 #: Stands for a space in SentencePiece's vocabularies.
 _METASPACE = "▁"
 
@@ -84,6 +84,15 @@ def _byte_of_fallback(token: str) -> bytes:
     return b""
 
 
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+_EACH_BYTE = "pdx.replace_each_byte"
+codecs.register_error(_EACH_BYTE, _replace_each_byte)
+
+
 class ByteLevelDetokenizer:
     """For byte-level BPE: bytes through a UTF-8 decoder that keeps an unfinished character.
     Constant work per token, and bytes that can no longer become a character are replaced at once
@@ -102,49 +111,74 @@ class ByteLevelDetokenizer:
         return self._utf8.decode(b"", final=True)
 
 
-class WindowDetokenizer:
-    """For any other tokenizer: decode a window that starts before what was already sent, send the
-    difference.
+class PairDetokenizer:
+    """For any other tokenizer: a token's text is what it adds to the text of the token before it.
 
-    The window keeps the tokens of the last piece in front, because decoders treat the start of a
-    text specially (a leading space is dropped). Hidden (special) tokens never enter it: a window of
-    nothing else would be empty, and the next token would then be taken for the start.
+    Decoders treat the start of a text specially (a leading space is dropped, the first word has no
+    space in front), and some the end of a word; all of that is seen in a pair. Hidden (special)
+    tokens are passed over, so that the next token is not taken for the start of the text.
+
+    Byte-fallback tokens are UTF-8: each byte that is no part of a character becomes U+FFFD, as in
+    SentencePiece. The tokenizers library replaces all bytes of a run where one of them is wrong;
+    then nothing of a run could be sent before its end.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, hidden_ids: frozenset[int]) -> None:
+    def __init__(
+        self, inner: tokenizers.Tokenizer, hidden_ids: frozenset[int], *, has_bytes: bool
+    ) -> None:
         self._inner = inner
         self._hidden_ids = hidden_ids
-        self._window: list[int] = []
-        #: Tokens at the window's start whose text has been sent.
-        self._num_sent = 0
+        self._has_bytes = has_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(_EACH_BYTE)
+        #: Ids of the bytes that may still become a character.
+        self._open_ids: list[int] = []
+        #: The last token that has a text and is no byte; None: there is none yet.
+        self._before: int | None = None
+        #: Nothing has been decoded, so that the start of the text is still to come.
+        self._is_start = True
 
     def push(self, token_ids: Sequence[int]) -> str:
-        visible = [i for i in token_ids if self._is_visible(i)]
-        if not visible:
-            return ""
-        self._window += visible
-        if self._is_open():
-            return ""
-        text = self._unsent()
-        if text.endswith(_REPLACEMENT):
-            return ""
-        del self._window[: self._num_sent]
-        self._num_sent = len(self._window)
-        return text
+        """See Detokenizer."""
+        return "".join([self._text_of(i) for i in token_ids if i not in self._hidden_ids])
 
     def flush(self) -> str:
-        text = self._unsent()
-        self._num_sent = len(self._window)
+        """See Detokenizer."""
+        self._open_ids.clear()
+        return self._utf8.decode(b"", final=True)
+
+    def _text_of(self, token_id: int) -> str:
+        token = self._inner.id_to_token(token_id)
+        if token is None:
+            return ""
+        byte = _byte_of_fallback(token) if self._has_bytes else b""
+        return self._push_byte(token_id, byte) if byte else self._push_token(token_id)
+
+    def _push_byte(self, token_id: int, byte: bytes) -> str:
+        self._open_ids.append(token_id)
+        text = self._utf8.decode(byte)
+        if not text:
+            return ""
+        # A byte that cannot go on with one character may begin another.
+        is_open = bool(self._utf8.getstate()[0])
+        if self._is_start and not is_open:  # a space at the start may be dropped
+            text = self._decode(*self._open_ids)
+        self._is_start = False
+        self._open_ids = [token_id] if is_open else []
         return text
 
-    def _unsent(self) -> str:
-        sent = self._inner.decode(self._window[: self._num_sent], skip_special_tokens=False)
-        return self._inner.decode(self._window, skip_special_tokens=False)[len(sent) :]
+    def _push_token(self, token_id: int) -> str:
+        broken = self.flush()
+        self._is_start = self._is_start and not broken
+        if self._is_start:
+            text = self._decode(token_id)
+        else:
+            # Where only bytes have come, the token itself stands for the one before it.
+            before = token_id if self._before is None else self._before
+            lead = self._decode(before)
+            text = self._decode(before, token_id).removeprefix(lead)
+        if text or self._decode(token_id, token_id):
+            self._before, self._is_start = token_id, False
+        return broken + text
 
-    def _is_open(self) -> bool:
-        """A byte-fallback token ends the window: the run of bytes is decoded as one, so its end
-        must be seen."""
-        return bool(_byte_of_fallback(self._inner.id_to_token(self._window[-1]) or ""))
-
-    def _is_visible(self, token_id: int) -> bool:
-        return token_id not in self._hidden_ids and self._inner.id_to_token(token_id) is not None
+    def _decode(self, *token_ids: int) -> str:
+        return self._inner.decode(list(token_ids), skip_special_tokens=False)

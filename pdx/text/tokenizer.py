@@ -10,9 +10,11 @@ from pathlib import Path
 import tokenizers
 
 from pdx.errors import CheckpointError, InvalidRequest
-from pdx.text.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer
+from pdx.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PairDetokenizer, TokenBytes
 
 __all__ = ["Tokenizer"]
+
+_REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
@@ -29,7 +31,9 @@ class Tokenizer:
         self._inner = inner
         special = (i for i, token in inner.get_added_tokens_decoder().items() if token.special)
         self._special_ids = frozenset(special)
-        self._is_byte_level = _is_byte_level(inner)
+        decoder = json.loads(inner.to_str()).get("decoder") or {}
+        self._is_byte_level = decoder.get("type") == "ByteLevel"
+        self._has_bytes = '"ByteFallback"' in json.dumps(decoder)
         self._token_bytes = TokenBytes(inner, is_byte_level=self._is_byte_level)
 
     @classmethod
@@ -89,7 +93,12 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that have no token give nothing."""
-        return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        text = self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        if not self._has_bytes or _REPLACEMENT not in text:
+            return text
+        # Bytes that are no characters are read one by one (see PairDetokenizer).
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(token_ids) + detokenizer.flush()
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes that one token, also a special one, stands for; none where the id has no
@@ -114,10 +123,4 @@ class Tokenizer:
         hidden -= {self._inner.token_to_id(token) for token in shown}
         if self._is_byte_level:
             return ByteLevelDetokenizer(self._token_bytes, hidden)
-        return WindowDetokenizer(self._inner, hidden)
-
-
-def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
-    decoder = json.loads(inner.to_str()).get("decoder") or {}
-    found: bool = decoder.get("type") == "ByteLevel"
-    return found
+        return PairDetokenizer(self._inner, hidden, has_bytes=self._has_bytes)

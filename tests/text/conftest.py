@@ -1,5 +1,5 @@
-"""Small real tokenizers, trained here: byte-level BPE (as SmolLM2, Llama 3, Qwen, DeepSeek) and
-byte-fallback BPE (as Llama 2)."""
+"""Small real tokenizers: byte-level BPE (as SmolLM2, Llama 3, Qwen, DeepSeek) and byte-fallback BPE
+(as Llama 2), trained here, and one for each other kind of decoder."""
 
 from __future__ import annotations
 
@@ -66,6 +66,71 @@ def byte_fallback() -> tokenizers.Tokenizer:
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     return inner
+
+
+#: Tokens of the tokenizers of other kinds, each with what its kind says of words.
+_PLAIN = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "",
+    "a",
+    "b",
+    ".",
+    "'",
+    "é",
+    "日",
+    "🙂",
+    "e\u0301",
+    "\u200d",
+    "\ufffd",
+]
+_SPACED = ["▁", "▁▁", "▁a", "▁▁b", "a▁", "▁."]
+_PARTS = ["##", "##a", "##é", "##.", "##\u0301", "'", "do", "n't"]
+_ENDED = ["</w>", "a</w>", "é</w>", "日</w>", ".</w>"]
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def of_decoder(kind: str) -> tokenizers.Tokenizer:
+    """A vocabulary of hand-picked tokens with the decoder of a kind."""
+    space = decoders.Replace("▁", " ")
+    more, decoder = {
+        "metaspace": (_SPACED, decoders.Metaspace()),
+        "metaspace, never in front": (_SPACED, decoders.Metaspace(prepend_scheme="never")),
+        "word pieces": (_PARTS, decoders.WordPiece()),
+        "word pieces, not cleaned": (_PARTS, decoders.WordPiece(cleanup=False)),
+        "ends of words": (_ENDED, decoders.BPEDecoder()),
+        "no decoder": (_PARTS, None),
+        "byte fallback, nothing stripped": (
+            _SPACED + _BYTES,
+            decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse()]),
+        ),
+        "byte fallback, stripped": (
+            _SPACED + _BYTES,
+            decoders.Sequence(
+                [space, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+            ),
+        ),
+    }[kind]
+    tokens = dict.fromkeys([*_PLAIN, *more])
+    vocab = {token: idx for idx, token in enumerate(tokens)}
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    if decoder is not None:
+        inner.decoder = decoder
+    inner.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return inner
+
+
+OTHER_KINDS = (
+    "metaspace",
+    "metaspace, never in front",
+    "word pieces",
+    "word pieces, not cleaned",
+    "ends of words",
+    "no decoder",
+    "byte fallback, nothing stripped",
+    "byte fallback, stripped",
+)
 
 
 @pytest.fixture(scope="session", params=["byte_level", "byte_fallback"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdx.errors import CheckpointError, InvalidRequest
-from pdx.text.detokenizer import WindowDetokenizer
+from pdx.text.detokenizer import PairDetokenizer
 from pdx.text.tokenizer import Tokenizer
 
 TRICKY = [
@@ -124,7 +124,7 @@ def test_bos_is_what_the_post_processor_says(tokenizer: Tokenizer) -> None:
     with_special, without = (
         tokenizer.encode("Hi", add_special_tokens=flag) for flag in (True, False)
     )
-    adds_bos = isinstance(tokenizer.detokenizer(), WindowDetokenizer)
+    adds_bos = isinstance(tokenizer.detokenizer(), PairDetokenizer)
     assert with_special == ([1, *without] if adds_bos else without)
 
 
