@@ -45,6 +45,8 @@ class ReasoningSplitter:
     def __init__(self, *, is_open: bool, finder: CallFinder | None = None) -> None:
         self._at = _At.REASONING if is_open else _At.START
         self._thoughts = _Thoughts(finder)
+        #: White space at the output's start; it is the answer's if there is no reasoning.
+        self._lead: list[str] = []
         #: May be the beginning of a tag.
         self._held = ""
 
@@ -65,21 +67,29 @@ class ReasoningSplitter:
         """What was held back, at the end of the output."""
         held, self._held = self._held, ""
         if self._at is not _At.REASONING:
-            return "", held
+            return "", self._with_lead(held)
         reasoning = self._thoughts.push(held)
         more, answer = self._thoughts.break_off()
         return reasoning + more, answer
 
     def _begin(self, text: str) -> str:
+        """What follows the start tag, or the answer's beginning."""
         stripped = text.lstrip()
+        self._lead.append(text[: len(text) - len(stripped)])
         if stripped.startswith(THINK_START):
             self._at = _At.REASONING
+            self._lead.clear()
             return stripped.removeprefix(THINK_START)
         if THINK_START.startswith(stripped):  # also nothing but white space so far
-            self._held = text
-        else:
-            self._at = _At.ANSWER
-        return text
+            self._held = stripped
+            return ""
+        self._at = _At.ANSWER
+        return self._with_lead(stripped)
+
+    def _with_lead(self, text: str) -> str:
+        lead = "".join(self._lead)
+        self._lead.clear()
+        return lead + text
 
     def _reason(self, text: str) -> tuple[str, str]:
         """The reasoning in ``text``, and what follows its end."""

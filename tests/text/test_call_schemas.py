@@ -31,6 +31,13 @@ def typed(text: str, schema: Any) -> str:
     return FunctionSchema(parameters).typed("a", text)
 
 
+def nested(depth: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
 def ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/$defs/{name}"}
 
@@ -107,6 +114,8 @@ INT_OR_NULL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
         (ref("Tree"), "x", '"x"'),
         (ref("Wide"), "x", '"x"'),
         ({"$ref": "#/properties/a"}, "x", '"x"'),
+        (nested(20), "5", "5"),
+        (nested(5000), "5", "5"),
         ({}, "5", '"5"'),
         (True, "5", '"5"'),
         (False, "5", '"5"'),

@@ -23,6 +23,8 @@ def split(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
         ("<think>\n\n</think>\n\nParis", False, "", "Paris"),
         ("Paris <think>not</think> this", False, "", "Paris <think>not</think> this"),
         ("  <thin air", False, "", "  <thin air"),
+        ("\n\n  ", False, "", "\n\n  "),
+        ("\n \n<think> \n \n</think> \n \n", False, "", ""),
         (" <thi", False, "", " <thi"),
         ("a < b </thin", True, "a < b </thin", ""),
         ("", False, "", ""),

@@ -87,8 +87,9 @@ class _Function:
             body.value_end: MarkKind.VALUE_END,
             body.end: MarkKind.END,
         }
-        if form.call is not None:
-            self._kinds |= {form.call.start: MarkKind.CALL, form.call.end: MarkKind.CALL_END}
+        outer = form.call or form.section
+        if outer is not None:
+            self._kinds |= {outer.start: MarkKind.CALL, outer.end: MarkKind.CALL_END}
         first_chars = "".join({re.escape(tag[0]) for tag in self._kinds})
         self._words = re.compile(f"[^{first_chars}]*")
         self._labels = {

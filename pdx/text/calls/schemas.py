@@ -24,8 +24,10 @@ __all__ = ["FunctionSchema", "ToolSchemas"]
 
 Schema: TypeAlias = Any
 
-#: Schemas that refer to each other can have no end; no honest one has so many parts.
+#: Schemas that refer to each other can have no end; no honest one has so many parts, or so deep
+#: ones.
 _MAX_STEPS = 1000
+_MAX_DEPTH = 64
 #: Python's parser is slow and deep; longer values are JSON or strings.
 _MAX_PYTHON_CHARS = 65536
 _NAMES = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false", "None": "null"}
@@ -105,7 +107,7 @@ class _Checks:
     def properties(self) -> Iterator[tuple[str, Schema]]:
         """Name and schema of each property that an object may have."""
         self._num_steps = 0
-        yield from self._properties_of(self._root, frozenset())
+        yield from self._properties_of(self._root, 0)
 
     def typed(self, text: str, schema: Schema) -> str:
         """JSON of the first reading of a text that the schema accepts."""
@@ -124,24 +126,23 @@ class _Checks:
 
     def _is_accepted(self, schema: Schema, value: Any, *, by_type: bool = False) -> bool:
         self._num_steps = 0
-        return self._accepts(schema, value, by_type, frozenset())
+        return self._accepts(schema, value, by_type, 0)
 
-    def _accepts(self, schema: Schema, value: Any, by_type: bool, path: frozenset[str]) -> bool:
-        """``by_type``: any value of the same type would do. ``path``: references that are being
-        followed; one that leads to itself accepts nothing."""
+    def _accepts(self, schema: Schema, value: Any, by_type: bool, depth: int) -> bool:
+        """``by_type``: any value of the same type would do."""
         self._num_steps += 1
-        if self._num_steps > _MAX_STEPS:
+        if self._num_steps > _MAX_STEPS or depth > _MAX_DEPTH:
             return False
         if not isinstance(schema, Mapping):
             return schema is not False
         if value is None and schema.get("nullable") is True:
             return True
 
-        def accepts(part: Schema, path: frozenset[str] = path) -> bool:
-            return self._accepts(part, value, by_type, path)
+        def accepts(part: Schema) -> bool:
+            return self._accepts(part, value, by_type, depth + 1)
 
         ref = schema.get("$ref")
-        if isinstance(ref, str) and (ref in path or not accepts(self._find(ref), path | {ref})):
+        if isinstance(ref, str) and not accepts(self._find(ref)):
             return False
         if not _own_keywords_accept(schema, value, by_type):
             return False
@@ -152,20 +153,21 @@ class _Checks:
         parts = schema.get("allOf")
         return not isinstance(parts, list) or all(map(accepts, parts))
 
-    def _properties_of(self, schema: Schema, path: frozenset[str]) -> Iterator[tuple[str, Schema]]:
+    def _properties_of(self, schema: Schema, depth: int) -> Iterator[tuple[str, Schema]]:
         self._num_steps += 1
-        if not isinstance(schema, Mapping) or self._num_steps > _MAX_STEPS:
+        is_too_much = self._num_steps > _MAX_STEPS or depth > _MAX_DEPTH
+        if not isinstance(schema, Mapping) or is_too_much:
             return
         properties = schema.get("properties")
         if isinstance(properties, Mapping):
             yield from properties.items()
         ref = schema.get("$ref")
-        if isinstance(ref, str) and ref not in path:
-            yield from self._properties_of(self._find(ref), path | {ref})
+        if isinstance(ref, str):
+            yield from self._properties_of(self._find(ref), depth + 1)
         for keyword in _COMBINATIONS:
             parts = schema.get(keyword)
             for part in parts if isinstance(parts, list) else ():
-                yield from self._properties_of(part, path)
+                yield from self._properties_of(part, depth + 1)
 
     def _target(self, schema: Schema) -> Schema:
         """What a schema refers to that has nothing else to say."""
