@@ -26,6 +26,8 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             "logger": record.name,
             "message": record.getMessage(),
+            # What some lines tell in fields too: ``extra={"fields": {...}}``.
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

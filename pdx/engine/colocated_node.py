@@ -57,6 +57,7 @@ class ColocatedNode:
             fail_with_ranks(self._loaded.ranks),
             self._bridge.serve(),
             self._bridge.report(self.status),
+            self._bridge.throughput.report(),
         )
 
     async def drain(self) -> None:

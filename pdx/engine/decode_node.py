@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections import abc
+from collections import Counter, abc
 
 from pdx.config.node import RecoveryConfig, ServerConfig
 from pdx.engine.decode_request import DecodeRequest
@@ -24,7 +24,7 @@ from pdx.engine.recovery import Ask, Decision, Place, decide
 from pdx.engine.step_loop import StepLoop
 from pdx.engine.tasks import fail_with_ranks, run_until_one_ends
 from pdx.engine.transfer_log import TransferLog
-from pdx.errors import CapacityError, InvalidRequest, RequestError
+from pdx.errors import CapacityError, InvalidRequest, PdxError, RequestError
 from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Proof, Use
 from pdx.messenger.actions import PrefillTimes
@@ -35,6 +35,7 @@ from pdx.messenger.handshake import FabricChoice, NodeIdentity
 from pdx.messenger.plan import atoms_by_rank, transfer_bytes
 from pdx.messenger.slots import SlotTable
 from pdx.metrics.clock import now_s
+from pdx.metrics.faults import Fault, fault_counts
 from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
@@ -94,6 +95,10 @@ class DecodeNode:
         self._transfers: dict[int, int] = {}
         self._waking: asyncio.TimerHandle | None = None
         self._log = TransferLog()
+        #: Of transfers whose links went on.
+        self._faults: Counter[Fault] = Counter()
+        #: What peers count when this node ends.
+        self._own_fault: Fault | None = None
         self._next_transfer_id = itertools.count(1)
 
     def _connector(self, address: Address) -> PeerConnector:
@@ -119,13 +124,18 @@ class DecodeNode:
         Raises:
             PdxError: a process of the node failed, or no peer takes us; the node must stop.
         """
-        await run_until_one_ends(
-            self._loop.run(),
-            fail_with_ranks(self._loaded.ranks),
-            self._bridge.serve(),
-            self._bridge.report(self.status),
-            self.peers.run(),
-        )
+        try:
+            await run_until_one_ends(
+                self._loop.run(),
+                fail_with_ranks(self._loaded.ranks),
+                self._bridge.serve(),
+                self._bridge.report(self.status),
+                self._bridge.throughput.report(),
+                self.peers.run(),
+            )
+        except PdxError:
+            self._own_fault = Fault.PEER_FAILED
+            raise
 
     async def drain(self) -> None:
         """Take nothing new; return when all that runs has ended."""
@@ -133,7 +143,7 @@ class DecodeNode:
 
     async def stop(self, reason: str) -> None:
         """End the links, the frontend and the fabrics."""
-        await self.peers.stop(reason)
+        await self.peers.stop(reason, self._own_fault)
         await self._bridge.stop()
         self._hub.close()
 
@@ -287,6 +297,7 @@ class DecodeNode:
             pages=pages[first // dst.rank.page_size :],
             atoms_by_rank=atoms_by_rank(src, dst, transfer_id, first, num_tokens),
         )
+        self._bridge.counters["prefills_asked"] += 1
         self.peers.asked(idx, transfer_id, link, num_tokens - first)
         self._log.started(prefill, link, num_bytes)
         link.start(prefill)
@@ -327,8 +338,13 @@ class DecodeNode:
         self.scheduler.start(request.request_id, num_computed=len(sequence.token_ids) - 1)
         self._loop.wake()
 
-    def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
+    def transfer_lost(
+        self, link: DecodeLink, transfer_id: int, error: RequestError, fault: Fault | None
+    ) -> None:
+        if fault is not None:
+            self._faults[fault] += 1
         request = self._request_of(transfer_id)
+        logger.info("%s: no KV cache came from %s: %s", request.names, link.peer, error.message)
         request.on_lost(error)
         self._log.lost(transfer_id, error.message)
         assert request.prefiller_idx is not None
@@ -376,8 +392,7 @@ class DecodeNode:
         counts = self._bridge.counts() | {
             "transfers_open": len(self._transfers),
             "prefillers": len(self.peers.links),
-            "links_lost": self.peers.num_lost,
-            "links_fenced": sum(fabric.links_fenced for fabric in fabrics),
+            **fault_counts(self.peers.faults + self._faults),
             "breakers_opened": self.peers.num_breakers_opened,
             "slots_taken": self._slots.num_taken,
             "atoms_counted": sum(fabric.atoms_reaped for fabric in fabrics),

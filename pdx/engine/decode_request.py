@@ -17,6 +17,7 @@ from pdx.metrics.clock import now_s
 from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
 from pdx.request.batch import PromptScores, ScoredToken
 from pdx.request.ids import IdArray
+from pdx.request.names import RequestNames
 from pdx.scheduler.sequence import Sequence
 
 __all__ = ["DecodeRequest"]
@@ -33,6 +34,8 @@ class DecodeRequest:
     prompt_len: int
     #: How many alternatives to score the prompt with; None: not asked, or done before a preemption.
     prompt_logprobs_wanted: int | None = None
+    #: The ids by which its client knows it.
+    names: RequestNames = field(default_factory=RequestNames)
     prompt_logprobs: list[ScoredToken] = field(default_factory=list)
     arrival_s: float = field(default_factory=now_s)
     #: Tokens of the prompt that a prefix cache held, here or on the prefiller.
@@ -125,6 +128,7 @@ class DecodeRequest:
             prompt_logprobs=self.prompt_logprobs_wanted,
             last_token_id=sequence.token_ids[-1],
             cache_salt=sequence.cache_salt,
+            names=self.names,
         )
 
     def on_lost(self, error: RequestError) -> None:

@@ -15,6 +15,7 @@ from pdx.config.node import ServerConfig
 from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend import FrontendProcess
 from pdx.engine.loading import LoadedModel
+from pdx.engine.throughput import Throughput
 from pdx.errors import CapacityError, RequestError
 from pdx.messenger.control import parse_address
 from pdx.metrics.timeline import RequestTimeline
@@ -23,6 +24,7 @@ from pdx.metrics.transfers import Transfers
 from pdx.request.request import FinishReason
 from pdx.request.stream import (
     Abort,
+    AbortReason,
     FrontendConfig,
     FrontendReady,
     NodeStatus,
@@ -38,6 +40,13 @@ from pdx.scheduler.sequence import SequenceUpdate
 
 __all__ = ["Frontend", "FrontendBridge", "StreamOwner"]
 
+#: How the node counts the ends of streams that the frontend gave up.
+_COUNTED_AS = {
+    AbortReason.COMPLETE: "finished",
+    AbortReason.LEFT: "aborted",
+    AbortReason.TIMEOUT: "timed_out",
+    AbortReason.SIBLING_FAILED: "aborted",
+}
 _STATUS_S = 0.1
 #: The longest between two looks at a node to which nothing happens.
 _IDLE_STATUS_S = 0.4
@@ -101,6 +110,7 @@ class FrontendBridge:
         self.requests: dict[int, DecodeRequest] = {}
         #: Faults and events by name.
         self.counters: Counter[str] = Counter()
+        self.throughput = Throughput(scheduler)
         #: Nothing new is taken.
         self.is_draining = False
         self._request_ended = asyncio.Event()
@@ -207,6 +217,7 @@ class FrontendBridge:
             **{f"pages_{state}": count for state, count in pages.items()},
             "requests_waiting": self._scheduler.num_waiting,
             "requests_active": self._scheduler.num_active,
+            "preemptions": self._scheduler.num_preemptions,
             **self.counters,
         }
 
@@ -222,17 +233,18 @@ class FrontendBridge:
             request_id=submit.stream_id,
             prompt_len=len(submit.token_ids),
             prompt_logprobs_wanted=submit.sampling.prompt_logprobs,
+            names=submit.names,
         )
 
     def _abort(self, abort: Abort) -> None:
         request = self.requests.pop(abort.stream_id, None)
         if request is None:
             return
-        self.counters["finished" if abort.has_result else "aborted"] += 1
+        self.counters[_COUNTED_AS[abort.why]] += 1
         self._scheduler.abort(abort.stream_id)
         self._owner.aborted(request)
-        timeline = self._ended(request, "stop string" if abort.has_result else "left")
-        if abort.has_result:
+        timeline = self._ended(request, abort.why.value)
+        if abort.why is AbortReason.COMPLETE:
             last = StreamUpdate(
                 stream_id=abort.stream_id,
                 token_ids=[],
@@ -242,7 +254,12 @@ class FrontendBridge:
             self._frontend.send(StepFrame(updates=[last]))
 
     def _stream_update(self, request: DecodeRequest, update: SequenceUpdate) -> StreamUpdate:
+        is_first = request.first_token_s is None
         request.on_tokens(len(update.token_ids))
+        self.throughput.num_generated_tokens += len(update.token_ids)
+        if is_first:
+            self.throughput.num_prompt_tokens += request.prompt_len
+            self.throughput.on_admitted(request.prompt_len, request.num_cached)
         timeline = None
         if update.finish_reason is not None:
             timeline = self._ended(request, update.finish_reason.value)
@@ -254,6 +271,7 @@ class FrontendBridge:
             logprobs=update.logprobs,
             prompt_logprobs=request.take_prompt_logprobs(),
             num_cached=request.num_cached,
+            prefiller=request.prefiller if is_first else None,
             finish_reason=update.finish_reason,
             timeline=timeline,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from pdx.errors import FabricError, NoDataPath, PeerError, PeerLost, PeerRefused, ProtocolError
@@ -18,6 +19,7 @@ from pdx.messenger.handshake import NodeIdentity, describe, greet
 from pdx.messenger.messages import Description
 from pdx.messenger.slots import SlotTable
 from pdx.metrics.clock import now_s
+from pdx.metrics.faults import Fault
 
 __all__ = ["PeerConnector", "backoffs", "describe_with_patience"]
 
@@ -105,8 +107,8 @@ class PeerConnector:
         self.link: DecodeLink | None = None
         #: Of the last link that could not be made; empty: it did not come so far.
         self._provider = ""
-        #: Links that ended.
-        self.num_lost = 0
+        #: Faults of links that are over, by reason.
+        self.faults: Counter[Fault] = Counter()
         self._status = f"connecting to {address}"
         self._serving: asyncio.Task[None] | None = None
 
@@ -154,9 +156,10 @@ class PeerConnector:
             await greet(link, connection, self._hub, identity, timeout_s=_PROBE_TIMEOUT_S)
         except (PeerError, FabricError) as error:
             self._provider = link.provider
-            link.end(error.message)
+            link.end(error.message, None)
             await link.over.wait()
             await connection.close()
+            self._count_fault(link)
             raise
         return link
 
@@ -170,7 +173,8 @@ class PeerConnector:
         while True:
             if self._serving is not None:
                 await self._serving
-                self.num_lost += 1
+                assert self.link is not None
+                self._count_fault(self.link)
                 logger.warning("%s", self.status)
             try:
                 await self.connect_once()
@@ -192,10 +196,14 @@ class PeerConnector:
             logger.warning("%s; %s", status, error.hint)
         self._status = status
 
-    async def stop(self, reason: str) -> None:
-        """End the link on purpose and wait for its fence (two seconds at most)."""
+    def _count_fault(self, link: DecodeLink) -> None:
+        if link.fault is not None:
+            self.faults[link.fault] += 1
+
+    async def stop(self, reason: str, fault: Fault | None) -> None:
+        """End the link because this node ends, and wait for its fence (two seconds at most)."""
         if self.link is None or self._serving is None:
             return
-        self.link.say_goodbye(reason)
+        self.link.end(reason, fault)
         await asyncio.wait([self._serving], timeout=2.0)
         self._serving.cancel()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pdx.config.node import RecoveryConfig
@@ -15,6 +16,7 @@ from pdx.engine.recovery import Breaker, Prefiller
 from pdx.errors import FabricError, NoDataPath, PeerError, PeerRefused
 from pdx.messenger.decode_link import DecodeLink
 from pdx.metrics.clock import now_s
+from pdx.metrics.faults import Fault
 
 __all__ = ["Peers"]
 
@@ -64,9 +66,9 @@ class Peers:
         return "; ".join(connector.status for connector in self._connectors)
 
     @property
-    def num_lost(self) -> int:
-        """Links that ended."""
-        return sum(connector.num_lost for connector in self._connectors)
+    def faults(self) -> Counter[Fault]:
+        """Faults of links that are over, by reason."""
+        return sum((connector.faults for connector in self._connectors), Counter())
 
     @property
     def num_breakers_opened(self) -> int:
@@ -175,9 +177,9 @@ class Peers:
             for task in keeping:
                 task.cancel()
 
-    async def stop(self, reason: str) -> None:
-        """End all links on purpose."""
-        await asyncio.gather(*(connector.stop(reason) for connector in self._connectors))
+    async def stop(self, reason: str, fault: Fault | None) -> None:
+        """End all links because this node ends."""
+        await asyncio.gather(*(connector.stop(reason, fault) for connector in self._connectors))
 
     def _load(self, idx: int) -> tuple[int, int]:
         link = self._connectors[idx].link

@@ -15,7 +15,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.status_page import answer_http, is_http, prefiller_pages
 from pdx.engine.step_loop import StepLoop
 from pdx.engine.tasks import fail_with_ranks, run_until_one_ends
+from pdx.engine.throughput import Throughput
 from pdx.errors import CapacityError, InvalidRequest, PdxError, PeerError, PeerLost, PeerRefused
 from pdx.fabric import FabricOptions, open_fabric
 from pdx.kv.pages import Use
@@ -31,10 +32,13 @@ from pdx.messenger.control import Address, ControlConnection
 from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.listener import ControlListener
-from pdx.messenger.messages import Description, Draining, Goodbye, Hello, Prefill
+from pdx.messenger.messages import Description, Draining, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.messenger.sparse_log import SparseLog
+from pdx.metrics.clock import now_s
+from pdx.metrics.faults import Fault, fault_counts
 from pdx.metrics.transfers import RankProgress, Sends
+from pdx.request.names import RequestNames
 from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
@@ -58,8 +62,16 @@ class _Job:
     #: Not all of the prompt's scores are sent. The last ones follow the pass, the writes do not
     #: wait for its end.
     awaits_scores: bool
+    names: RequestNames
+    num_tokens: int
     #: The source pages, while writes may read them.
     lease_id: int | None = None
+    #: When it came; seconds.
+    start_s: float = field(default_factory=now_s)
+    #: Tokens that the prefix cache held.
+    num_cached: int = 0
+    #: Nobody wants it any more.
+    is_dropped: bool = False
 
 
 class PrefillNode:
@@ -102,6 +114,7 @@ class PrefillNode:
         self._loop = StepLoop(
             self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s
         )
+        self._throughput = Throughput(self.scheduler)
         self._jobs: dict[int, _Job] = {}
         self._by_transfer: dict[tuple[PrefillLink, int], _Job] = {}
         #: Leases under failed writes of a link that is not fenced yet.
@@ -119,8 +132,11 @@ class PrefillNode:
         self._next_request_id = itertools.count(1)
         #: What other hosts can make this node say again and again.
         self._strangers, self._refusals, self._cut_off = (SparseLog(logger) for _ in range(3))
-        #: Faults and events by name.
+        #: Events by name.
         self.counters: Counter[str] = Counter()
+        self._faults: Counter[Fault] = Counter()
+        #: What decoders count when this node ends.
+        self._own_fault: Fault | None = None
         self._pages = prefiller_pages(self)
 
     async def start(self) -> list[Address]:
@@ -133,7 +149,13 @@ class PrefillNode:
         Raises:
             PdxError: the rank failed; the node must stop.
         """
-        await run_until_one_ends(self._loop.run(), fail_with_ranks(self._loaded.ranks))
+        try:
+            await run_until_one_ends(
+                self._loop.run(), fail_with_ranks(self._loaded.ranks), self._throughput.report()
+            )
+        except PdxError:
+            self._own_fault = Fault.PEER_FAILED
+            raise
 
     async def drain(self) -> None:
         """Take nothing new; return when each decoder has all that it asked for, and has left."""
@@ -150,8 +172,7 @@ class PrefillNode:
         self._listener.close()
         links = list(self._links)
         for link in links:
-            link.send(Goodbye(reason=reason))
-            link.end(reason)
+            link.end(reason, self._own_fault)
         waits = [asyncio.create_task(link.over.wait()) for link in links]
         if waits:
             await asyncio.wait(waits, timeout=_STOP_S)
@@ -192,18 +213,18 @@ class PrefillNode:
         except PeerRefused as refusal:
             self._refusals.warn(f"the decoder at {connection.peer} is refused: {refusal.message}")
         except PeerError as error:
-            self.counters["bad_connections"] += 1
+            self._faults[Fault.BAD_CONNECTION] += 1
             self._strangers.warn(f"connection from {connection.peer} closed: {error.message}")
         except PdxError:
             logger.exception("connection from %s failed", connection.peer)
         finally:
             if link is not None:
-                link.end("its task ended")  # says nothing where it has ended already
+                link.end("its task ended", None)  # says nothing where it has ended already
             await connection.close()
 
     def _make_link(self, connection: ControlConnection, hello: Hello) -> PrefillLink:
         for old in [link for link in self._links if link.node == hello.node]:
-            old.end("the same decoder opened a new link")
+            old.end("the same decoder opened a new link", Fault.CONNECTION_LOST)
         link = PrefillLink(
             connection=connection,
             hello=hello,
@@ -214,6 +235,9 @@ class PrefillNode:
         self._links.add(link)
         self._group_of[link] = next(self._next_group)
         return link
+
+    def on_fault(self, link: PrefillLink, fault: Fault) -> None:
+        self._faults[fault] += 1
 
     def link_over(self, link: PrefillLink) -> None:
         self._links.discard(link)
@@ -258,7 +282,14 @@ class PrefillNode:
             cache_salt=prefill.cache_salt,
             group=self._group_of[link],
         )
-        job = _Job(request_id, link, prefill.transfer_id, awaits_scores=scoring is not None)
+        job = _Job(
+            request_id,
+            link,
+            prefill.transfer_id,
+            awaits_scores=scoring is not None,
+            names=prefill.names.cleaned(),
+            num_tokens=len(prefill.token_ids),
+        )
         self._jobs[request_id] = self._by_transfer[link, prefill.transfer_id] = job
         self._loop.wake()
 
@@ -289,6 +320,7 @@ class PrefillNode:
             return
         self.scheduler.abort(job.request_id)
         job.awaits_scores = False
+        job.is_dropped = True
         self._forget_if_done(job)  # unless something was armed, no release will come
         self._loop.wake()
 
@@ -314,6 +346,7 @@ class PrefillNode:
     def _forget_if_done(self, job: _Job) -> None:
         if job.lease_id is not None or job.awaits_scores:
             return
+        self._log(job)
         del self._jobs[job.request_id]
         del self._by_transfer[job.link, job.transfer_id]
 
@@ -321,11 +354,15 @@ class PrefillNode:
 
     def admit(self) -> None:
         for sequence in self.scheduler.admit():
+            self._throughput.on_admitted(len(sequence.token_ids), sequence.num_cached)
+            if (job := self._jobs.get(sequence.request_id)) is not None:
+                job.num_cached = sequence.num_cached
             self.scheduler.start(sequence.request_id)
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
         self._in_pass = []
         for chunk in scheduled.chunks:
+            self._throughput.num_prompt_tokens += chunk.end - chunk.start
             job = self._jobs.get(chunk.request_id)
             if job is None:
                 continue  # an earlier chunk found that their common link is down, which ended it
@@ -352,6 +389,21 @@ class PrefillNode:
                 job.awaits_scores = False
                 self._forget_if_done(job)
 
+    @staticmethod
+    def _log(job: _Job) -> None:
+        """A prompt is done: nothing of it is computed or written any more."""
+        fields = {
+            "request_id": job.names.api_id,
+            "x_request_id": job.names.x_request_id,
+            "end": "dropped" if job.is_dropped else "prefilled",
+            "decoder": job.link.peer,
+            "prompt_tokens": job.num_tokens,
+            "cached_tokens": job.num_cached,
+            "total_s": round(now_s() - job.start_s, 6),
+        }
+        told = " ".join(f"{name}={value}" for name, value in fields.items())
+        logger.info("a prompt is done: %s", told, extra={"fields": fields})
+
     # ---- health ---------------------------------------------------------------------------
 
     def transfers(self) -> Sends:
@@ -377,8 +429,8 @@ class PrefillNode:
             "requests_active": self.scheduler.num_active,
             "transfers_open": sum(link.num_open for link in self._links),
             "links_open": len(self._links),
-            "links_fenced": sum(fabric.links_fenced for fabric in sent),
             "atoms_posted": sum(fabric.atoms_posted for fabric in sent),
             "writes_failed": sum(fabric.writes_failed for fabric in sent),
+            **fault_counts(self._faults),
             **self.counters,
         }

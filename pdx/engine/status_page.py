@@ -7,6 +7,7 @@ for it: "GET " would be a length above every limit.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -47,7 +48,15 @@ class Prefiller(Protocol):
 
 def prefiller_pages(node: Prefiller) -> Mapping[str, Callable[[], Page]]:
     """The pages of a prefiller, by path."""
-    metrics = NodeMetrics(node.status)
+
+    @functools.cache
+    def metrics() -> NodeMetrics:
+        return NodeMetrics(node.status)
+
+    def ready() -> Page:
+        if node.is_draining:
+            return _text("draining\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return _text("ok\n")
 
     def health() -> Page:
         counts = dict(node.status())
@@ -62,7 +71,9 @@ def prefiller_pages(node: Prefiller) -> Mapping[str, Callable[[], Page]]:
 
     return {
         "/health": health,
-        "/metrics": lambda: Page(body=metrics.scrape(), content_type=metrics.content_type),
+        "/metrics": lambda: Page(body=metrics().scrape(), content_type=NodeMetrics.content_type),
+        "/livez": lambda: _text("ok\n"),
+        "/readyz": ready,
         "/pdx/transfers": lambda: Page(body=msgspec.json.encode(node.transfers())),
     }
 
@@ -106,4 +117,8 @@ async def answer_http(
 
 def _no_page(pages: Mapping[str, Callable[[], Page]]) -> Page:
     text = f"this is a control port; it has {', '.join(pages)}\n"
-    return Page(body=text.encode(), content_type="text/plain", status=HTTPStatus.NOT_FOUND)
+    return _text(text, HTTPStatus.NOT_FOUND)
+
+
+def _text(text: str, status: HTTPStatus = HTTPStatus.OK) -> Page:
+    return Page(body=text.encode(), content_type="text/plain", status=status)

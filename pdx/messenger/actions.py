@@ -8,6 +8,7 @@ from pdx.errors import RequestError
 from pdx.kv.pages import Proof
 from pdx.messenger.messages import ChunkTimes, ControlMessage, Prefill
 from pdx.messenger.plan import RankBatch
+from pdx.metrics.faults import Fault
 from pdx.request.batch import ScoredToken
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Dropped",
     "EndLink",
     "Expect",
+    "Faulted",
     "HoldSource",
     "Lost",
     "OpenSend",
@@ -48,6 +50,7 @@ class EndLink:
     """The link cannot be trusted any more: end and fence it."""
 
     reason: str
+    fault: Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Lost:
 
     transfer_id: int
     error: RequestError
+    #: What is to be counted for this transfer; None: nothing, or its link's fault.
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,13 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Faulted:
+    """A transfer failed while its link goes on."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
 class HoldSource:
     """Writes that read the request's pages are about to be armed."""
 
@@ -216,5 +228,14 @@ class CancelSend:
 
 
 PrefillAction = (
-    Send | Accept | Dropped | HoldSource | ReleaseSource | OpenSend | Arm | Seal | CancelSend
+    Send
+    | Accept
+    | Dropped
+    | Faulted
+    | HoldSource
+    | ReleaseSource
+    | OpenSend
+    | Arm
+    | Seal
+    | CancelSend
 )

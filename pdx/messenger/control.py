@@ -95,6 +95,8 @@ class ControlConnection:
         self._header: bytes | None = None
         #: Why we have dropped it, if we have.
         self._dropped: str | None = None
+        #: We read no more of it.
+        self.has_hung_up = False
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = writer.get_extra_info("peername")
@@ -154,6 +156,7 @@ class ControlConnection:
 
     def hang_up(self) -> None:
         """End a :meth:`receive` that waits, and every later one: a peer that hangs sends no end."""
+        self.has_hung_up = True
         self._reader.set_exception(PeerLost(f"{self.peer}: we have hung up", peer=self.peer))
 
     async def close(self) -> None:

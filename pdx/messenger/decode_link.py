@@ -39,9 +39,11 @@ from pdx.messenger.control import ControlConnection
 from pdx.messenger.data_path import DataPath, may_heal
 from pdx.messenger.decode_side import DecodeSide, TransferTimeouts
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
+from pdx.messenger.link_end import LinkEnd, fault_of_error, fault_of_link_down
 from pdx.messenger.messages import ControlMessage, Draining, Goodbye, Prefill, Welcome
 from pdx.messenger.slots import SlotTable
 from pdx.metrics.clock import now_s
+from pdx.metrics.faults import Fault
 from pdx.request.batch import ScoredToken
 
 __all__ = ["Arrival", "DecodeLink", "DecodeLinkOwner"]
@@ -75,8 +77,10 @@ class DecodeLinkOwner(Protocol):
     def transfer_ready(self, link: DecodeLink, transfer_id: int) -> None:
         """All that the request waited for is here; it may start."""
 
-    def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
-        """The KV cache will not come."""
+    def transfer_lost(
+        self, link: DecodeLink, transfer_id: int, error: RequestError, fault: Fault | None
+    ) -> None:
+        """The KV cache will not come; ``fault`` is to be counted for that, if any."""
 
     def prompt_scored(self, link: DecodeLink, transfer_id: int, tokens: list[ScoredToken]) -> None:
         """Scores of the prompt's next tokens; all of them come before transfer_ready."""
@@ -101,7 +105,7 @@ class DecodeLink:
         self.up = asyncio.Event()
         self.ended = asyncio.Event()
         self.over = asyncio.Event()
-        self.end_reason: str | None = None
+        self._end: LinkEnd | None = None
         #: The prefiller takes no new prompts.
         self.is_draining = False
         self.same_host = False
@@ -127,6 +131,16 @@ class DecodeLink:
     @property
     def provider(self) -> str:
         return "" if self._fabric_link is None else self._fabric_link.provider
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why it has ended, for people; None: it has not."""
+        return None if self._end is None else self._end.reason
+
+    @property
+    def fault(self) -> Fault | None:
+        """What is counted for its end, once it is over; None: it ended on purpose."""
+        return None if self._end is None else self._end.fault
 
     @property
     def num_open(self) -> int:
@@ -181,20 +195,23 @@ class DecodeLink:
 
     async def _receive(self) -> None:
         try:
-            while True:
+            while self._end is None:
                 message = await self._connection.receive()
-                if self.end_reason is not None:
-                    break
-                self._on_message(message)
+                if self._end is None:
+                    self._on_message(message)
+                if self._end is not None:
+                    self._end.hear(message)
         except (PeerLost, ProtocolError) as error:
-            self.end(error.message)
+            self.end(error.message, fault_of_error(error))
+        assert self._end is not None
+        await self._end.await_last_word(self._connection)
 
     def _on_message(self, message: ControlMessage) -> None:
         match message:
-            case Goodbye(reason=reason):
+            case Goodbye(reason=reason, fault=fault):
                 self.lacks_data_path = message.no_data_path
                 said = "says" if message.no_data_path else "said goodbye"
-                self.end(f"the prefiller {said}: {reason}")
+                self.end(f"the prefiller {said}: {reason}", fault)
             case Draining():
                 self.is_draining = True
                 self._leave_if_drained()
@@ -203,7 +220,7 @@ class DecodeLink:
 
     def _leave_if_drained(self) -> None:
         if self.is_draining and self._side.is_idle:
-            self.say_goodbye("the prefiller drains")
+            self.end("the prefiller drains", None)
 
     def start(self, prefill: Prefill) -> None:
         """Begin a transfer; its slot was taken from the node's table."""
@@ -215,32 +232,28 @@ class DecodeLink:
         """The engine does not want a transfer any more; it is settled later."""
         self._apply(self._side.cancel(transfer_id, now_s()))
 
-    def end(self, reason: str) -> None:
-        """End the link: lose its transfers, fence its endpoint. Idempotent."""
-        if self.end_reason is not None:
+    def end(self, reason: str, fault: Fault | None) -> None:
+        """End the link, on purpose or for a fault: lose its transfers, fence its endpoint, say it
+        to the peer. Idempotent.
+        """
+        if self._end is not None:
             return
-        self.end_reason = reason
+        self._end = LinkEnd(reason, fault)
         logger.info("link with %s ended: %s", self.peer, reason)
         self._apply(self._side.on_link_end(reason))
         self.ended.set()
-        self._connection.hang_up()
         if self._fabric_link is None:
+            self._connection.hang_up()
             self._finish()
         else:
+            self._end.tell(self._connection, no_data_path=self.lacks_data_path)
             self._fabric_link.fabric.fence(self._fabric_link.link)
-
-    def say_goodbye(self, reason: str) -> None:
-        """End the link on purpose."""
-        if self.end_reason is None:
-            self._connection.send(Goodbye(reason=reason))
-            self.end(reason)
 
     def give_up(self, reason: str, *, for_good: bool) -> None:
         """End a link over which no write has gone; the prefiller hears why."""
-        if self.end_reason is None:
+        if self._end is None:
             self.lacks_data_path = for_good
-            self._connection.send(Goodbye(reason=reason, no_data_path=for_good))
-            self.end(reason)
+            self.end(reason, Fault.NO_DATA_PATH)
 
     def on_event(self, event: FabricEvent) -> None:
         """An event of our fabric link."""
@@ -248,8 +261,11 @@ class DecodeLink:
             case LinkUp():
                 self.up.set()
             case LinkDown(reason=reason, code=code):
-                if self.up.is_set():
-                    self.end(f"data path lost: {reason}")
+                fault = fault_of_link_down(event, was_up=self.up.is_set())
+                if self._end is not None:
+                    self._end.on_link_down(fault)
+                elif self.up.is_set():
+                    self.end(f"data path lost: {reason}", fault)
                 else:
                     self.give_up(reason, for_good=not may_heal(code))
             case Arrived(slot=slot, generation=generation):
@@ -260,7 +276,7 @@ class DecodeLink:
             case Fenced():
                 self._finish()
             case _:
-                self.end(f"an event that a decoder cannot have: {event}")
+                self.end(f"an event that a decoder cannot have: {event}", Fault.PROTOCOL)
 
     def _finish(self) -> None:
         if self._fabric_link is not None:
@@ -274,7 +290,7 @@ class DecodeLink:
                 self._started.clear()
                 await self._started.wait()
             await asyncio.sleep(_TICK_S)
-            if self._fabric_link is None or self.end_reason is not None:
+            if self._fabric_link is None or self._end is not None:
                 continue
             fabric = self._fabric_link.fabric
             counts = {pair: fabric.count(*pair) for pair in self._side.watched()}
@@ -285,8 +301,8 @@ class DecodeLink:
             match action:
                 case Send(message=message):
                     self._send(message)
-                case EndLink(reason=reason):
-                    self.end(reason)
+                case EndLink(reason=reason, fault=fault):
+                    self.end(reason, fault)
                 case Settled(transfer_id=transfer_id, proof=proof):
                     self._owner.transfer_settled(self, transfer_id, proof)
                 case Scores(transfer_id=transfer_id, tokens=tokens):
@@ -298,8 +314,8 @@ class DecodeLink:
                     self._owner.transfer_counted(self, transfer_id, self._arrival)
                 case Ready(transfer_id=transfer_id):
                     self._owner.transfer_ready(self, transfer_id)
-                case Lost(transfer_id=transfer_id, error=error):
-                    self._owner.transfer_lost(self, transfer_id, error)
+                case Lost(transfer_id=transfer_id, error=error, fault=fault):
+                    self._owner.transfer_lost(self, transfer_id, error, fault)
                 case PrefillTimes():
                     self._owner.prefill_times(self, action)
                 case _:
@@ -318,9 +334,9 @@ class DecodeLink:
                 fabric.release(slot, generation)
 
     def _send(self, message: ControlMessage) -> None:
-        if self.end_reason is not None:
+        if self._end is not None:
             return
         try:
             self._connection.send(message)
         except PeerLost as error:
-            self.end(error.message)
+            self.end(error.message, Fault.CONTROL_UNREAD)

@@ -54,6 +54,7 @@ from pdx.messenger.messages import (
     Sealed,
 )
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.faults import Fault
 
 __all__ = [
     "DecodeSide",
@@ -182,14 +183,8 @@ class DecodeSide:
                 return self._on_sealed(transfer_id, now)
             case Posted():
                 return self._on_posted(message, now)
-            case Failed(transfer_id=transfer_id, atoms=atoms, failed=failed, reason=reason):
-                lost: list[DecodeAction] = []
-                transfer = self._transfers.get(transfer_id)
-                if transfer is not None and transfer.state is _State.COUNTING:
-                    transfer.state = _State.CANCELLED
-                    error = TransferFailed(f"the KV transfer failed on the prefiller: {reason}")
-                    lost = [Lost(transfer_id, error)]
-                return lost + self._on_total(transfer_id, atoms, failed, now)
+            case Failed():
+                return self._on_failed(message, now)
             case Drained(transfer_id=transfer_id, atoms=atoms, failed=failed):
                 return self._on_total(transfer_id, atoms, failed, now)
             case _:
@@ -242,7 +237,8 @@ class DecodeSide:
 
     def on_surplus(self, slot: int, generation: int) -> list[DecodeAction]:
         """More atoms than expected came for a pair: somebody writes what nobody asked for."""
-        return [EndLink(f"more writes than expected came for slot {slot}.{generation}")]
+        reason = f"more writes than expected came for slot {slot}.{generation}"
+        return [EndLink(reason, Fault.PROTOCOL)]
 
     def on_tick(self, now: float, counts: dict[tuple[int, int], int]) -> list[DecodeAction]:
         """Time has passed. ``counts`` are the atoms counted so far, by (slot, generation)."""
@@ -262,14 +258,7 @@ class DecodeSide:
                 transfer.deadline = now + (timeouts.finish_s if is_ready else timeouts.scores_s)
             if transfer.deadline is None or now < transfer.deadline:
                 continue
-            if transfer.state is _State.SCORING:
-                return [EndLink(f"no scores came of the prompt of transfer {transfer.transfer_id}")]
-            if transfer.state is _State.READY:
-                return [EndLink(f"transfer {transfer.transfer_id} has come and is never done")]
-            if transfer.state is _State.CANCELLED:
-                return [EndLink(f"no answer to the cancel of transfer {transfer.transfer_id}")]
-            atoms = f"{transfer.ticked} of {transfer.atoms} atoms"
-            return [EndLink(f"writes were lost: {atoms} counted")]
+            return [_overdue(transfer)]
         return []
 
     def watched(self) -> list[tuple[int, int]]:
@@ -318,7 +307,8 @@ class DecodeSide:
             raise ProtocolError(f"transfer {message.transfer_id} was rejected after it had begun")
         actions = self._settle(transfer, Proof.NOT_STARTED)
         if transfer.state is _State.COUNTING:
-            actions.append(Lost(transfer.transfer_id, _rejection(message)))
+            fault = Fault.PROMPT_REJECTED if message.http_status >= 500 else None
+            actions.append(Lost(transfer.transfer_id, _rejection(message), fault))
         return actions
 
     def _on_sealed(self, transfer_id: int, now: float) -> list[DecodeAction]:
@@ -335,7 +325,8 @@ class DecodeSide:
         if transfer is None:
             return []
         if message.atoms != transfer.atoms:
-            return [EndLink(f"the peer posted {message.atoms} atoms, not {transfer.atoms}")]
+            reason = f"the peer posted {message.atoms} atoms, not {transfer.atoms}"
+            return [EndLink(reason, Fault.PROTOCOL)]
         transfer.posted = True
         if transfer.state is _State.READY:
             del self._transfers[message.transfer_id]
@@ -347,6 +338,17 @@ class DecodeSide:
             self._await_atoms(transfer, now, self._timeouts.lost_writes_s)
         return [_prefill_times(message)]
 
+    def _on_failed(self, message: Failed, now: float) -> list[DecodeAction]:
+        """Failed writes end the link, which is then the fault; else it is this transfer's."""
+        actions: list[DecodeAction] = []
+        transfer = self._transfers.get(message.transfer_id)
+        if transfer is not None and transfer.state is _State.COUNTING:
+            transfer.state = _State.CANCELLED
+            error = TransferFailed(f"the KV transfer failed on the prefiller: {message.reason}")
+            fault = None if message.failed else Fault.POST_FAILED
+            actions.append(Lost(message.transfer_id, error, fault))
+        return actions + self._on_total(message.transfer_id, message.atoms, message.failed, now)
+
     def _on_total(
         self, transfer_id: int, atoms: int, failed: int, now: float
     ) -> list[DecodeAction]:
@@ -357,7 +359,8 @@ class DecodeSide:
         if transfer is None or transfer.state in _TOTAL_IS_NEWS_NO_MORE:
             return []
         if failed or atoms > transfer.atoms:
-            return [EndLink(f"{failed} of {atoms} writes of transfer {transfer_id} failed")]
+            reason = f"{failed} of {atoms} writes of transfer {transfer_id} failed"
+            return [EndLink(reason, Fault.DATA_PATH if failed else Fault.PROTOCOL)]
         transfer.state = _State.DRAINING
         transfer.atoms = atoms
         self._await_atoms(transfer, now, self._timeouts.lost_writes_s)
@@ -377,6 +380,31 @@ class DecodeSide:
     def _forget_slot(self, transfer: _Transfer) -> None:
         del self._by_slot[transfer.slot, transfer.generation]
         self._slots.give_back(transfer.slot)
+
+
+def _overdue(transfer: _Transfer) -> EndLink:
+    """What the link ends with when the transfer's clock has run out."""
+    transfer_id = transfer.transfer_id
+    match transfer.state:
+        case _State.SCORING:
+            reason = f"no scores came of the prompt of transfer {transfer_id}"
+            return EndLink(reason, Fault.NO_SCORES)
+        case _State.READY:
+            reason = f"transfer {transfer_id} has come and is never done"
+            return EndLink(reason, Fault.NO_LAST_WORD)
+        case _State.CANCELLED:
+            reason = f"no answer to the cancel of transfer {transfer_id}"
+            return EndLink(reason, Fault.CANCEL_UNANSWERED)
+        case _:
+            reason = f"writes were lost: {transfer.ticked} of {transfer.atoms} atoms counted"
+            return EndLink(reason, _missing_writes(transfer))
+
+
+def _missing_writes(transfer: _Transfer) -> Fault:
+    if transfer.ticked == transfer.atoms:
+        return Fault.LOST_COMPLETION
+    was_posted = transfer.posted or transfer.state is _State.DRAINING
+    return Fault.LOST_WRITES if was_posted else Fault.STALLED_WRITES
 
 
 def _prefill_times(posted: Posted) -> PrefillTimes:

@@ -176,7 +176,7 @@ async def welcome(
     try:
         provider, descriptor = _open_data_path(link, usable)
     except FabricError as error:
-        link.end(str(error))
+        link.end(str(error), None)
         # Descriptors or /dev/shm may have run out: no reason for a decoder to end.
         # An address that never works, such as one of another family than ours.
         for_good = error.code in (errno.EINVAL, errno.EADDRNOTAVAIL)

@@ -12,7 +12,7 @@ pair.
     Goodbye                  <-----------> Goodbye
 
 The KV cache itself never travels here. ``transfer_id`` is made by the decoder, unique over its
-life; API ids never appear on the wire.
+life; the ids that clients know a request by travel only for log lines.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from __future__ import annotations
 import msgspec
 
 from pdx.messenger.manifest import Manifest
+from pdx.metrics.faults import Fault
 from pdx.request.batch import ScoredToken
 from pdx.request.ids import IdArray
+from pdx.request.names import RequestNames
 
 __all__ = [
     "MAX_CONTROL_FRAME_BYTES",
@@ -49,7 +51,7 @@ __all__ = [
     "Welcome",
 ]
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 #: A prompt of a million tokens is 4 MB.
 MAX_CONTROL_FRAME_BYTES = 32 << 20
 #: Until a peer is known: manifests and descriptors are a few kilobytes.
@@ -144,6 +146,8 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
     last_token_id: int | None = None
     #: Only requests with the same one share pages of the prefix cache.
     cache_salt: str = ""
+    #: The ids by which clients know the request, for log lines.
+    names: RequestNames = RequestNames()
 
     @property
     def atoms(self) -> int:
@@ -238,9 +242,11 @@ class Draining(msgspec.Struct, frozen=True, kw_only=True, tag="draining"):
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
-    """This side ends the link on purpose."""
+    """This side ends the link: on purpose, or for a fault that it has found."""
 
     reason: str
+    #: What this side counts, so that the other one counts the same; None: no fault.
+    fault: Fault | None = None
     #: No write got through at the start, and trying again would not help.
     no_data_path: bool = False
 

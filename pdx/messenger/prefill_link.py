@@ -30,6 +30,7 @@ from pdx.messenger.actions import (
     Arm,
     CancelSend,
     Dropped,
+    Faulted,
     HoldSource,
     OpenSend,
     PrefillAction,
@@ -40,9 +41,11 @@ from pdx.messenger.actions import (
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.data_path import DataPath, may_heal
 from pdx.messenger.fabric_hub import FabricHub, FabricLink
+from pdx.messenger.link_end import LinkEnd, fault_of_error, fault_of_link_down
 from pdx.messenger.messages import Draining, Goodbye, Hello, Prefill
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.metrics.clock import now_ns
+from pdx.metrics.faults import Fault
 from pdx.metrics.transfers import SendView
 from pdx.request.batch import PromptScores
 
@@ -65,6 +68,9 @@ class PrefillLinkOwner(Protocol):
 
     def release_source(self, link: PrefillLink, transfer_id: int, *, unproved: bool) -> None:
         """They are over; ``unproved``: failed ones may read the pages until the link is over."""
+
+    def on_fault(self, link: PrefillLink, fault: Fault) -> None:
+        """Something failed, which is to be counted: a transfer, or once the link."""
 
     def link_over(self, link: PrefillLink) -> None:
         """The link has ended and is fenced: no write of it reads our pages any more."""
@@ -93,8 +99,8 @@ class PrefillLink:
         self._side = PrefillSide(src=layout, dst=hello.manifest.layout())
         self._sends: dict[int, int] = {}
         self._transfer_of: dict[int, int] = {}
-        self._ended = False
         self._is_up = False
+        self._end: LinkEnd | None = None
         #: Why no write got through, where none did.
         self.lacks_data_path: str | None = None
         self._fabric_link: FabricLink | None = None
@@ -149,23 +155,27 @@ class PrefillLink:
     async def run(self) -> None:
         """Serve the link until it ends; returns once it is fenced."""
         try:
-            while True:
+            while self._end is None:
                 message = await self._connection.receive()
-                if self._ended:
-                    break
                 if isinstance(message, Goodbye):
                     if message.no_data_path:
                         self.lacks_data_path = f"it says: {message.reason}"
-                    self.end(f"the decoder said goodbye: {message.reason}")
-                else:
+                    self.end(f"the decoder said goodbye: {message.reason}", message.fault)
+                elif self._end is None:
                     self._apply(self._side.on_message(message))
+                if self._end is not None:
+                    self._end.hear(message)
         except (PeerLost, ProtocolError) as error:
-            self.end(error.message)
+            self.end(error.message, fault_of_error(error))
+        assert self._end is not None
+        await self._end.await_last_word(self._connection)
+        if self._end.fault is not None:
+            self._owner.on_fault(self, self._end.fault)
         await self._connection.close()
         await self.over.wait()
 
-    def send(self, message: Draining | Goodbye) -> None:
-        """Tell the peer that this node is about to end the link, or does."""
+    def send(self, message: Draining) -> None:
+        """Tell the peer that this node is about to end the link."""
         self._connection.send(message)
 
     def on_chunk(
@@ -199,17 +209,20 @@ class PrefillLink:
         actions = self._side.on_scores(transfer_id, scores.first_position, scores.tokens, last=last)
         self._apply(actions)
 
-    def end(self, reason: str) -> None:
-        """End the link: drop its work, fence its endpoint. Idempotent."""
-        if self._ended:
+    def end(self, reason: str, fault: Fault | None, *, no_data_path: bool = False) -> None:
+        """End the link, on purpose or for a fault: drop its work, fence its endpoint, say it to
+        the peer. Idempotent.
+        """
+        if self._end is not None:
             return
-        self._ended = True
+        self._end = LinkEnd(reason, fault)
         logger.info("link with %s ended: %s", self.peer, reason)
         self._apply(self._side.on_link_end())
-        self._connection.hang_up()
         if self._fabric_link is None:
+            self._connection.hang_up()
             self._finish()
         else:
+            self._end.tell(self._connection, no_data_path=no_data_path)
             self._fabric_link.fabric.fence(self._fabric_link.link)
 
     # ---- fabric events --------------------------------------------------------------------
@@ -220,16 +233,22 @@ class PrefillLink:
                 self._is_up = True
                 logger.info("data path with %s is up (%s)", self.peer, self.provider)
             case LinkDown(reason=reason, code=code):
-                if not self._is_up and not self._ended:
+                fault = fault_of_link_down(event, was_up=self._is_up)
+                if self._end is not None:
+                    self._end.on_link_down(fault)
+                if not self._is_up and self._end is None:
                     self.lacks_data_path = reason
-                    self.send(Goodbye(reason=reason, no_data_path=not may_heal(code)))
-                self.end(f"data path lost: {reason}")
+                self.end(
+                    f"data path lost: {reason}",
+                    fault,
+                    no_data_path=not self._is_up and not may_heal(code),
+                )
             case TransferDone():
                 self._on_transfer_done(event)
             case Fenced():
                 self._finish()
             case _:
-                self.end(f"a decoder wrote to a prefiller: {event}")
+                self.end(f"a decoder wrote to a prefiller: {event}", Fault.PROTOCOL)
 
     def _on_transfer_done(self, event: TransferDone) -> None:
         transfer_id = self._transfer_of.pop(event.transfer)
@@ -258,18 +277,21 @@ class PrefillLink:
     def _apply_one(self, action: PrefillAction) -> None:
         match action:
             case Send(message=message):
-                if not self._ended:
+                if self._end is None:
                     try:
                         self._connection.send(message)
                     except PeerLost as error:
-                        self.end(error.message)
+                        self.end(error.message, Fault.CONTROL_UNREAD)
             case Accept(prefill=prefill):
                 try:
                     self._owner.accept(self, prefill)
                 except RequestError as error:
+                    logger.info("%s: rejected: %s", prefill.names.cleaned(), error.message)
                     self._apply(self._side.refuse(prefill.transfer_id, error))
             case Dropped(transfer_id=transfer_id):
                 self._owner.drop(self, transfer_id)
+            case Faulted(fault=fault):
+                self._owner.on_fault(self, fault)
             case HoldSource(transfer_id=transfer_id):
                 self._owner.hold_source(self, transfer_id)
             case ReleaseSource(transfer_id=transfer_id, unproved=unproved):
@@ -284,12 +306,13 @@ class PrefillLink:
         fabric, link = self._fabric_link.fabric, self._fabric_link.link
         try:
             send = fabric.open_transfer(link, action.slot, action.generation)
-        except FabricError as error:  # the link is down; its event is on the way
+        except FabricError as error:  # the link is down; its event, which says why, is on the way
+            self.end(error.message, Fault.DATA_PATH)
+            self._owner.drop(self, action.transfer_id)  # its last chunk need not run either
             done = self._side.on_send_done(
                 action.transfer_id, posted=0, failed=0, last_progress_ns=0
             )
             self._apply(done)
-            self.end(error.message)
             return
         self._sends[action.transfer_id] = send
         self._transfer_of[send] = action.transfer_id

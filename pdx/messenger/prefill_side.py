@@ -29,6 +29,7 @@ from pdx.messenger.actions import (
     Arm,
     CancelSend,
     Dropped,
+    Faulted,
     HoldSource,
     OpenSend,
     PrefillAction,
@@ -50,6 +51,7 @@ from pdx.messenger.messages import (
     Sealed,
 )
 from pdx.messenger.plan import SendCursor, TransferPlan
+from pdx.metrics.faults import Fault
 from pdx.metrics.transfers import SendView
 from pdx.request.batch import ScoredToken
 
@@ -145,7 +147,9 @@ class PrefillSide:
     def refuse(self, transfer_id: int, error: RequestError) -> list[PrefillAction]:
         """The engine cannot take what was accepted; nothing has been posted."""
         del self._transfers[transfer_id]
-        return [_reject(transfer_id, error)]
+        is_ours = error.http_status >= 500
+        faulted = [Faulted(Fault.PROMPT_REJECTED)] if is_ours else []
+        return [*faulted, _reject(transfer_id, error)]
 
     def on_chunk(
         self,
@@ -230,7 +234,9 @@ class PrefillSide:
             return [released, _posted(transfer_id, transfer, posted, last_progress_ns, now_ns)]
         reason = f"{failed} writes failed, {posted} of {transfer.prefill.atoms} posted"
         message = Failed(transfer_id=transfer_id, atoms=posted, failed=failed, reason=reason)
-        return [Dropped(transfer_id), released, Send(message)]
+        # A failed write takes the link down, which is counted then.
+        faulted = [] if failed else [Faulted(Fault.POST_FAILED)]
+        return [Dropped(transfer_id), released, *faulted, Send(message)]
 
     def on_link_end(self) -> list[PrefillAction]:
         """The link is over; its fence makes the fabric finish every open transfer."""

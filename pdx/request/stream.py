@@ -9,16 +9,20 @@ frontend ends when the socket closes.
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
 from pdx.request.ids import IdArray
+from pdx.request.names import RequestNames
 from pdx.request.request import FinishReason, SamplingParams
 
 __all__ = [
     "Abort",
+    "AbortReason",
     "FromFrontend",
     "FrontendConfig",
     "FrontendFailed",
@@ -93,19 +97,33 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     sampling: SamplingParams
     #: Only requests with the same one share pages of the prefix cache.
     cache_salt: str = ""
+    #: The ids of the request whose choice it is.
+    names: RequestNames = RequestNames()
+
+
+class AbortReason(enum.StrEnum):
+    """Why the frontend wants no more of a stream."""
+
+    #: Its text is complete: a stop string came.
+    COMPLETE = "stop string"
+    #: Its client has left.
+    LEFT = "left"
+    #: It took longer than the server allows.
+    TIMEOUT = "timeout"
+    #: Another choice of the same request failed.
+    SIBLING_FAILED = "failed"
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """The stream's tokens are wanted no more. Unless it has ended, the primary answers nothing
-    (``has_result`` false: its client has left), or a last update without tokens, which brings the
-    timeline (true: its text is complete).
+    """The stream's tokens are wanted no more. Where it is complete and has not ended, the primary
+    answers with a last update without tokens, which brings the timeline; else with nothing.
     """
 
     stream_id: int
-    has_result: bool = False
+    why: AbortReason = AbortReason.LEFT
 
 
-class StreamUpdate(msgspec.Struct, frozen=True, kw_only=True):
+class StreamUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one stream; the last update has a finish reason and the timeline."""
 
     stream_id: int
@@ -117,6 +135,8 @@ class StreamUpdate(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[ScoredToken] = []
     #: Tokens of the prompt that nobody had to compute.
     num_cached: int = 0
+    #: Control address of the node that prefilled the prompt, in the first update; None: this one.
+    prefiller: str | None = None
     finish_reason: FinishReason | None = None
     timeline: RequestTimeline | None = None
 

@@ -86,6 +86,8 @@ class Scheduler:
         self._removes: list[int] = []
         self._last_pass_idx = 0
         self.num_drafts = self.num_right_drafts = 0  # fed by ranks; what was sampled
+        #: Times that a running sequence gave its pages to an older one.
+        self.num_preemptions = 0
         self._has_hashed = False
 
     # ---- requests come and go -------------------------------------------------------------
@@ -343,6 +345,7 @@ class Scheduler:
                 return True
             victim = next(s for s in reversed(self._active.values()) if self._ready(s))
             self._preempt(victim)
+            self.num_preemptions += 1
             if victim is sequence:
                 return False
 

@@ -20,17 +20,23 @@ from pdx.errors import PdxError
 from pdx.metrics.serving import ServingMetrics, StreamEnd
 from pdx.metrics.timeline import RequestTimeline
 from pdx.request.request import SamplingParams
-from pdx.request.stream import StreamUpdate
+from pdx.request.stream import AbortReason, StreamUpdate
 from pdx.server.channel import EngineChannel, StreamGroup
 from pdx.server.checks import Job, Prompt, RequestChecker
 from pdx.server.choice import ChoiceReader
 from pdx.server.deltas import Delta, joined
 from pdx.server.problems import error_bytes, request_timed_out
+from pdx.server.request_log import RequestRecord
 from pdx.server.shapes import AnswerShape, ChunkUsage, Usage, usage_of
 from pdx.server.timelines import RecentTimelines
 
 __all__ = ["Answer", "Service"]
 
+#: What the engine is told of streams that still run when their request ends in this way.
+_ABORTED_AS: dict[StreamEnd, AbortReason] = {
+    "timeout": AbortReason.TIMEOUT,
+    "failed": AbortReason.SIBLING_FAILED,
+}
 #: Longest wait for a client to take the frame that tells of a failure.
 _LAST_WORD_S = 5.0
 
@@ -75,7 +81,10 @@ class _Choice:
         self._arrival_s = arrival_s
         self._last_token_s: float | None = None
         self._has_source = False
-        self._has_ended = False
+        #: How it ended; None: it runs.
+        self.ended: StreamEnd | None = None
+        self.ttft_s: float | None = None
+        self.prefiller: str | None = None
 
     def take(self, update: StreamUpdate, metrics: ServingMetrics) -> Delta:
         now = time.monotonic()
@@ -83,7 +92,8 @@ class _Choice:
         delta = self.reader.take(update)
         self.num_cached = update.num_cached
         if self._last_token_s is None:
-            metrics.first_token(now - self._arrival_s, self.prompt_len)
+            self.ttft_s, self.prefiller = now - self._arrival_s, update.prefiller
+            metrics.first_token(self.ttft_s, self.prompt_len, update.num_cached)
             metrics.tokens(self.reader.num_tokens, None)
         else:
             metrics.tokens(self.reader.num_tokens - num_before, now - self._last_token_s)
@@ -98,9 +108,9 @@ class _Choice:
 
     def end(self, end: StreamEnd, metrics: ServingMetrics) -> None:
         """Count the stream's end, once."""
-        if self._has_ended:
+        if self.ended is not None:
             return
-        self._has_ended = True
+        self.ended = end
         metrics.ended(end, time.monotonic() - self._arrival_s)
         if self._last_token_s is not None and not self._has_source:
             metrics.prompt_of_unknown_source(self.prompt_len)
@@ -109,16 +119,22 @@ class _Choice:
 class Answer:
     """Owns the streams of a job; ``close`` must be called at its end, whatever that was."""
 
-    def __init__(self, service: Service, job: Job, shape: AnswerShape, arrival_s: float) -> None:
+    def __init__(
+        self, service: Service, job: Job, shape: AnswerShape, record: RequestRecord
+    ) -> None:
         self._service = service
         self._job = job
         self._shape = shape
         self._streams = [(prompt, params) for prompt in job.prompts for params in prompt.samplings]
         self._group: StreamGroup = service.channel.submit(
-            [(prompt.token_ids, params) for prompt, params in self._streams], job.cache_salt
+            [(prompt.token_ids, params) for prompt, params in self._streams],
+            job.cache_salt,
+            record.names,
         )
+        self._record = record
+        service.timelines.name(shape.head.request_id, record.x_request_id)
         self._choices = [
-            _Choice(self._reader(idx, *stream), len(stream[0].token_ids), arrival_s)
+            _Choice(self._reader(idx, *stream), len(stream[0].token_ids), record.arrival_s)
             for idx, stream in enumerate(self._streams)
         ]
 
@@ -160,9 +176,20 @@ class Answer:
 
     def close(self, end: StreamEnd) -> None:
         """Give up what still runs: abort it, and count it as ended in this way."""
-        self._group.close()
+        self._group.close(_ABORTED_AS.get(end, AbortReason.LEFT))
         for choice in self._choices:
             choice.end(end, self._service.metrics)
+        self._fill_in_record()
+
+    def _fill_in_record(self) -> None:
+        """What is known when the answer ends; of several choices, the first one's end."""
+        record, usage = self._record, self._usage()
+        record.end = self._choices[0].ended
+        record.prompt_tokens = usage.prompt_tokens
+        record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        record.output_tokens = usage.completion_tokens
+        record.prefiller = self._choices[0].prefiller
+        record.ttft_s = self._choices[0].ttft_s
 
     def _reader(self, idx: int, prompt: Prompt, sampling: SamplingParams) -> ChoiceReader:
         tokenizer = self._service.checker.tokenizer

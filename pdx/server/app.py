@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from pdx.errors import PdxError
 from pdx.server.answer import Service
 from pdx.server.generate import ChatApi, CompletionApi, GenerateEndpoint
-from pdx.server.middleware import CountRequests, EchoRequestId, RequireKey
+from pdx.server.middleware import FollowRequests, RequireKey
 from pdx.server.openapi import openapi_document
 from pdx.server.problems import error_body, error_bytes
 from pdx.server.queries import Queries
@@ -43,16 +43,18 @@ def build_app(service: Service) -> ASGIApp:
         Route("/tokenize", queries.tokenize, methods=["POST"]),
         Route("/detokenize", queries.detokenize, methods=["POST"]),
         Route("/health", queries.health),
+        Route("/livez", queries.live),
+        Route("/readyz", queries.ready),
         Route("/version", queries.version),
         Route("/metrics", queries.metrics),
-        Route("/pdx/requests/{request_id}", queries.timeline),
+        Route("/pdx/requests/{request_id:path}", queries.timeline),
         Route("/pdx/transfers", queries.transfers),
     ]
     document = msgspec.json.encode(openapi_document(service.channel.config))
     routes.append(Route("/openapi.json", _fixed(document)))
     app = Starlette(
         routes=routes,
-        middleware=_middleware(service, frozenset(route.path for route in routes)),
+        middleware=_middleware(service),
         exception_handlers={
             PdxError: _on_pdx_error,
             HTTPException: _on_http_exception,
@@ -60,7 +62,9 @@ def build_app(service: Service) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False  # a path is right or a 404
-    return app
+    # Around all of Starlette: its answer to a bug of ours is followed too.
+    paths = frozenset(route.path for route in routes)
+    return FollowRequests(app, metrics=service.metrics, routes=paths)
 
 
 def _fixed(body: bytes) -> Callable[[Request], Awaitable[Response]]:
@@ -72,14 +76,11 @@ def _fixed(body: bytes) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
-def _middleware(service: Service, routes: frozenset[str]) -> list[Middleware]:
+def _middleware(service: Service) -> list[Middleware]:
     """Outermost first. A preflight request carries no key, so it is answered before keys are asked
     for."""
     config = service.channel.config
-    layers = [
-        Middleware(CountRequests, metrics=service.metrics, routes=routes),
-        Middleware(EchoRequestId),
-    ]
+    layers: list[Middleware] = []
     if config.cors_origins:
         layers.append(
             Middleware(

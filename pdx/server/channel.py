@@ -20,9 +20,11 @@ from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.transfers import Transfers
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
 from pdx.request.ids import IdArray
+from pdx.request.names import RequestNames
 from pdx.request.request import SamplingParams
 from pdx.request.stream import (
     Abort,
+    AbortReason,
     FrontendConfig,
     FrontendFailed,
     FrontendReady,
@@ -99,9 +101,9 @@ class StreamGroup:
         else:
             self._channel.complete(stream_id, on_timeline)
 
-    def close(self) -> None:
+    def close(self, why: AbortReason = AbortReason.LEFT) -> None:
         """End the group; may be called at any time, also twice."""
-        self._channel.release(self._stream_ids)
+        self._channel.release(self._stream_ids, why)
 
 
 class EngineChannel:
@@ -161,7 +163,10 @@ class EngineChannel:
             await self._writer.drain()
 
     def submit(
-        self, streams: Sequence[tuple[list[int], SamplingParams]], cache_salt: str = ""
+        self,
+        streams: Sequence[tuple[list[int], SamplingParams]],
+        cache_salt: str,
+        names: RequestNames,
     ) -> StreamGroup:
         """Start streams, each a prompt's token ids and its parameters: all, or none.
 
@@ -187,21 +192,22 @@ class EngineChannel:
                 token_ids=IdArray(token_ids),
                 sampling=sampling,
                 cache_salt=cache_salt,
+                names=names,
             )
             self._writer.write(encode_frame(submit))
         return group
 
-    def release(self, stream_ids: Iterable[int]) -> None:
+    def release(self, stream_ids: Iterable[int], why: AbortReason) -> None:
         """Forget these streams; those that still run are aborted."""
         for stream_id in stream_ids:
             if self._groups.pop(stream_id, None) is not None and self._is_open:
-                self._writer.write(encode_frame(Abort(stream_id=stream_id)))
+                self._writer.write(encode_frame(Abort(stream_id=stream_id, why=why)))
 
     def complete(self, stream_id: int, on_timeline: OnTimeline) -> None:
         """End a stream that runs and has all that it should; its timeline comes later."""
         if self._groups.pop(stream_id, None) is not None and self._is_open:
             self._completing[stream_id] = on_timeline
-            self._writer.write(encode_frame(Abort(stream_id=stream_id, has_result=True)))
+            self._writer.write(encode_frame(Abort(stream_id=stream_id, why=AbortReason.COMPLETE)))
 
     async def transfers(self) -> Transfers:
         """The node's transfers now.

@@ -21,6 +21,7 @@ from pdx.server.checks import Job, RequestChecker
 from pdx.server.completion_shape import CompletionShape
 from pdx.server.incoming import ClientLeft, deadline_in, read_body, while_connected
 from pdx.server.problems import request_timed_out
+from pdx.server.request_log import RequestRecord, record_of
 from pdx.server.shapes import AnswerHead, AnswerShape
 
 __all__ = ["ChatApi", "CompletionApi", "GenerateEndpoint"]
@@ -36,15 +37,15 @@ class GenerateEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        arrival_s = time.monotonic()
+        record = record_of(scope)
         config = self._service.channel.config
         deadline_s = deadline_in(config.request_timeout_s)
         with contextlib.suppress(ClientLeft):
             raw = await read_body(receive, config, deadline_s)
-            await while_connected(receive, self._answer(raw, send, arrival_s, deadline_s))
+            await while_connected(receive, self._answer(raw, send, record, deadline_s))
 
     async def _answer(
-        self, raw: bytes, send: Send, arrival_s: float, deadline_s: float | None
+        self, raw: bytes, send: Send, record: RequestRecord, deadline_s: float | None
     ) -> None:
         answer: Answer | None = None
         end: StreamEnd = "failed"
@@ -52,7 +53,8 @@ class GenerateEndpoint:
             async with asyncio.timeout_at(deadline_s) as limit:
                 body, job = await self._api.check(raw)
                 shape = self._api.shape(self._head(body, job))
-                answer = Answer(self._service, job, shape, arrival_s)
+                record.api_id = shape.head.request_id
+                answer = Answer(self._service, job, shape, record)
                 if body.stream:
                     await answer.send_stream(send, limit)
                 else:
@@ -68,7 +70,9 @@ class GenerateEndpoint:
             end = "left"
             raise
         finally:
-            if answer is not None:
+            if answer is None:
+                record.end = end
+            else:
                 answer.close(end)
 
     def _head(self, body: GenerateBody, job: Job) -> AnswerHead:

@@ -1,4 +1,4 @@
-"""What happens to every HTTP request, whatever its path: labels, counting, the key."""
+"""What happens to every HTTP request, whatever its path: its id, its count and line, the key."""
 
 from __future__ import annotations
 
@@ -9,35 +9,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdx.metrics.serving import ServingMetrics
 from pdx.server.problems import error_body
+from pdx.server.request_log import record_of
 
-__all__ = ["CountRequests", "EchoRequestId", "RequireKey"]
+__all__ = ["FollowRequests", "RequireKey"]
 
 _CLIENT_LEFT = 499
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 
 
-class EchoRequestId:
-    """Puts a client's X-Request-Id on the answer. It is a label of the client's; nothing here uses
-    it as a key."""
+class FollowRequests:
+    """Gives every answer its X-Request-Id, counts the request by route and status, and writes its
+    line to the log.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = scope.get("headers", ())
-        labels = [(name, value) for name, value in headers if name == b"x-request-id"][:1]
-
-        async def send_labelled(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *labels]}
-            await send(message)
-
-        await self._app(scope, receive, send_labelled if labels else send)
-
-
-class CountRequests:
-    """Counts requests by route and status. ``routes`` are the known ones: a counter must not have a
-    label for every path that somebody tries."""
+    The id is the client's, or made here. ``routes`` are the known ones: a counter must not have a
+    label for every path that somebody tries.
+    """
 
     def __init__(self, app: ASGIApp, metrics: ServingMetrics, routes: frozenset[str]) -> None:
         self._app = app
@@ -45,18 +31,22 @@ class CountRequests:
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        header = (b"x-request-id", record.x_request_id.encode())
         status = _CLIENT_LEFT
 
-        async def send_counted(message: Message) -> None:
+        async def send_labelled(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
         try:
-            await self._app(scope, receive, send_counted)
+            await self._app(scope, receive, send_labelled)
         finally:
             self._metrics.http(self._route(scope["path"]), status)
+            record.write(scope["method"], scope["path"], status)
 
     def _route(self, path: str) -> str:
         if path in self._routes:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from pdx import __version__
 from pdx.errors import InvalidRequest
@@ -92,6 +92,20 @@ class Queries:
             counts=status.counts,
         )
         return _json(body, 200 if status.healthy else 503)
+
+    async def live(self, request: Request) -> Response:
+        """``GET /livez``: the process answers; whatever else is wrong, killing it helps nobody."""
+        return PlainTextResponse("ok\n")
+
+    async def ready(self, request: Request) -> Response:
+        """``GET /readyz``: 200 where a request would be taken now, else 503 with the reason."""
+        channel = self._service.channel
+        if not channel.status.healthy:
+            return PlainTextResponse(f"{channel.status.detail}\n", 503)
+        if channel.num_streams >= channel.config.max_streams:
+            reason = f"{channel.num_streams} streams run, and no more are allowed"
+            return PlainTextResponse(f"{reason}\n", 503)
+        return PlainTextResponse("ok\n")
 
     async def version(self, request: Request) -> Response:
         """``GET /version``."""

@@ -1,4 +1,4 @@
-"""Timelines of the last requests, by API id. Owned by the frontend's event loop."""
+"""Timelines of the last requests, by API id or X-Request-Id. Owned by the frontend's event loop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ class RecentTimelines:
     def __init__(self, max_requests: int = 256) -> None:
         self._max_requests = max_requests
         self._requests: OrderedDict[str, dict[int, asyncio.Future[RequestTimeline]]] = OrderedDict()
+        #: API ids by X-Request-Id, of which clients may send one twice: the newest counts.
+        self._named: OrderedDict[str, str] = OrderedDict()
+
+    def name(self, request_id: str, x_request_id: str) -> None:
+        """The request can be found by its X-Request-Id too."""
+        self._named[x_request_id] = request_id
+        self._named.move_to_end(x_request_id)
+        if len(self._named) > self._max_requests:
+            self._named.popitem(last=False)
 
     def record(self, request_id: str, choice_idx: int, timeline: RequestTimeline) -> None:
         """Keep one; the oldest request makes room."""
@@ -32,8 +41,13 @@ class RecentTimelines:
     async def find(
         self, request_id: str, choice_idx: int, *, patience_s: float = 1.0
     ) -> RequestTimeline | None:
-        """None: unknown, still running, too long ago, or expected and not there in time."""
-        future = self._requests.get(request_id, {}).get(choice_idx)
+        """By either id. None: unknown, still running, too long ago, or expected and not there in
+        time.
+        """
+        found = self._requests.get(request_id) or self._requests.get(
+            self._named.get(request_id, ""), {}
+        )
+        future = found.get(choice_idx)
         if future is None:
             return None
         await asyncio.wait([future], timeout=patience_s)

@@ -24,7 +24,7 @@ def page(quarantined: int) -> bytes:
         "pages_cached": 4,
         "requests_waiting": 3,
         "requests_active": 0,
-        "links_lost": 9,
+        "faults_no_beat": 9,
     }
     return msgspec.json.encode(Health(status="ok", detail="ready", streams=1, counts=counts))
 
@@ -52,7 +52,7 @@ def test_pages_are_told_by_state_for_a_control_address_too(server: ScriptedServe
     [quarantined] = [line for line in found.stdout.splitlines() if "quarantined" in line]
     assert quarantined.split()[1:3] == ["36", "36%"]
     assert "100 pages; requests: 3 waiting, 0 active" in found.stdout
-    assert "links_lost" not in found.stdout
+    assert "faults_no_beat" not in found.stdout
 
 
 def test_json_is_what_the_node_says(server: ScriptedServer) -> None:

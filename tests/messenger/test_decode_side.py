@@ -31,6 +31,7 @@ from pdx.messenger.messages import (
 )
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.faults import Fault
 from pdx.request.ids import IdArray
 from tests.messenger.protocol_world import LAYOUT, started
 
@@ -176,7 +177,7 @@ def test_b5_a_clock_that_has_run_out_is_seen_behind_one_that_has_not() -> None:
     side.cancel(1, 0.0)
     side.on_message(Posted(transfer_id=2, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0)
     [ended] = side.on_tick(2.5, {})
-    assert ended == EndLink("writes were lost: 0 of 6 atoms counted")
+    assert ended == EndLink("writes were lost: 0 of 6 atoms counted", Fault.LOST_WRITES)
 
 
 def test_writes_lost_after_posted_end_the_link_and_only_the_fence_settles() -> None:
@@ -272,7 +273,9 @@ def test_an_unanswered_cancel_ends_the_link() -> None:
     assert side.cancel(1, 0.0) == [Send(Cancel(transfer_id=1))]
     assert side.cancel(1, 1.0) == [], "it is cancelled already"
     assert side.on_tick(9.9, {}) == []
-    assert side.on_tick(10.0, {}) == [EndLink("no answer to the cancel of transfer 1")]
+    assert side.on_tick(10.0, {}) == [
+        EndLink("no answer to the cancel of transfer 1", Fault.CANCEL_UNANSWERED)
+    ]
 
 
 def test_what_a_prefiller_says_of_no_transfer_or_against_its_word_is_seen() -> None:
@@ -282,7 +285,9 @@ def test_what_a_prefiller_says_of_no_transfer_or_against_its_word_is_seen() -> N
     assert side.on_message(reject, 0.0) == []
     assert side.on_message(posted, 0.0) == []
     wrong = msgspec.structs.replace(posted, transfer_id=1, atoms=5)
-    assert side.on_message(wrong, 0.0) == [EndLink("the peer posted 5 atoms, not 6")]
+    assert side.on_message(wrong, 0.0) == [
+        EndLink("the peer posted 5 atoms, not 6", Fault.PROTOCOL)
+    ]
     side.on_arrived(message.slot, message.generation)
     with pytest.raises(ProtocolError, match="rejected after it had begun"):
         side.on_message(msgspec.structs.replace(reject, transfer_id=1), 0.0)

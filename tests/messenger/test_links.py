@@ -10,6 +10,7 @@ from pdx.messenger.messages import (
     Draining,
     Posted,
 )
+from pdx.metrics.faults import Fault
 from tests.messenger.two_nodes import (
     Pair,
     both,
@@ -22,19 +23,23 @@ async def test_what_a_peer_may_not_send_ends_the_link_at_both() -> None:
         await nodes.decode.over.wait()
         assert nodes.decode.end_reason == "a prefiller may not send Cancel"
         await nodes.prefill.over.wait()
+        assert [nodes.decode.fault] == nodes.prefiller.faults == [Fault.PROTOCOL]
     async with both() as nodes:
         nodes.of_decoder.send(Posted(transfer_id=1, atoms=1, prefill_start_ns=0, last_layer_ns=0))
         await nodes.prefill.over.wait()
         await nodes.decode.over.wait()
+        assert [nodes.decode.fault] == nodes.prefiller.faults == [Fault.PROTOCOL]
 
 
 async def test_a_goodbye_ends_the_link_with_its_reason() -> None:
     async with both() as nodes:
         nodes.ask(1)
-        nodes.decode.say_goodbye("it stops")
-        nodes.decode.say_goodbye("it stops again")
+        nodes.decode.end("it stops", None)
+        nodes.decode.end("it stops again", None)
         await nodes.decode.over.wait()
         assert nodes.decode.end_reason == "it stops"
+        await nodes.prefill.over.wait()
+        assert nodes.decode.fault is None and not nodes.prefiller.faults
         assert nodes.decoder.settled == [(1, Proof.FENCED)]
         assert "it stops" in nodes.decoder.lost[0].message
         assert nodes.decode.atoms_landed(1) == 0
@@ -70,6 +75,7 @@ async def test_a_peer_that_reads_nothing_for_too_long_loses_its_link(
         nodes.ask(1)
         await nodes.decode.over.wait()
         assert "does not read its control messages" in str(nodes.decode.end_reason)
+        assert nodes.decode.fault is Fault.CONTROL_UNREAD
         assert nodes.decoder.settled == [(1, Proof.FENCED)]
 
 
@@ -95,9 +101,11 @@ async def test_a_link_that_is_down_when_a_prompt_begins_fails_the_transfer_and_e
         fence_behind_its_back(nodes)
         arm(nodes, start=0, end=20, last=True)
         await nodes.decode.over.wait()
-        assert nodes.decoder.settled == [(1, Proof.DRAINED)], "nothing was posted"
-        assert "0 of 4 posted" in nodes.decoder.lost[0].message
+        assert nodes.decoder.settled == [(1, Proof.FENCED)]
+        assert "the prefiller was lost" in nodes.decoder.lost[0].message
         await nodes.prefill.over.wait()
+        # The link's fault is the transfer's: it is not counted once more.
+        assert nodes.decoder.faults == []
         assert nodes.prefiller.dropped == [1]
         assert nodes.prefiller.released == [1]
 
@@ -140,3 +148,5 @@ async def test_a_prefiller_whose_decoder_reads_nothing_ends_the_link(
         monkeypatch.setattr("pdx.messenger.control._MAX_UNSENT_BYTES", -1)
         await nodes.prefill.over.wait()
         await nodes.decode.over.wait()
+        assert nodes.prefiller.faults == [Fault.CONTROL_UNREAD]
+        assert nodes.decode.fault is Fault.CONNECTION_LOST, "it could not be told"

@@ -30,6 +30,7 @@ from pdx.messenger.messages import (
 )
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.faults import Fault
 from pdx.request.batch import ScoredToken
 from pdx.request.ids import IdArray
 from tests.messenger.manifests import ONE_RANK
@@ -90,14 +91,18 @@ class DecodeEngine:
 
     settled: list[tuple[int, Proof]] = field(default_factory=list)
     lost: list[RequestError] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
     was_settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def transfer_settled(self, link: DecodeLink, transfer_id: int, proof: Proof) -> None:
         self.settled.append((transfer_id, proof))
         self.was_settled.set()
 
-    def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
+    def transfer_lost(
+        self, link: DecodeLink, transfer_id: int, error: RequestError, fault: Fault | None
+    ) -> None:
         self.lost.append(error)
+        self.faults += [] if fault is None else [fault]
 
     def prefix_found(self, link: DecodeLink, transfer_id: int, num_tokens: int) -> None:
         pytest.fail("nothing is cached")
@@ -123,6 +128,7 @@ class PrefillEngine:
     accepted: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def accept(self, link: PrefillLink, prefill: Prefill) -> None:
@@ -139,6 +145,9 @@ class PrefillEngine:
 
     def release_source(self, link: PrefillLink, transfer_id: int, *, unproved: bool) -> None:
         self.released.append(transfer_id)
+
+    def on_fault(self, link: PrefillLink, fault: Fault) -> None:
+        self.faults.append(fault)
 
     def link_over(self, link: PrefillLink) -> None:
         """The link is fenced."""
@@ -213,7 +222,7 @@ async def greeted(
     try:
         await greet(link, connection, decode_hub, who, timeout_s=timeout_s)
     except BaseException as error:
-        link.end(str(error))
+        link.end(str(error), None)
         await link.over.wait()
         await connection.close()
         raise
@@ -250,7 +259,7 @@ async def pair(
             serving_decoder = asyncio.create_task(link.run())
             prefill_link, other = await made
             yield Pair(link, prefill_link, decode_engine, prefill_engine, slots, connection, other)
-            link.say_goodbye("the test is over")
+            link.end("the test is over", None)
             await serving_decoder
 
 

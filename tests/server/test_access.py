@@ -31,8 +31,17 @@ def test_without_the_key_nothing_but_health_answers(start: Start, given: str | N
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert response.headers["www-authenticate"] == "Bearer"
             assert KEY not in response.text
-        assert http.get("/health").status_code == 200
+        for path in ("/health", "/livez", "/readyz"):
+            assert http.get(path).status_code == 200
     assert frontend.messages.empty()
+
+
+def test_a_node_that_would_take_no_request_is_alive_and_not_ready(start: Start) -> None:
+    frontend = start(max_streams=0)
+    with httpx.Client(base_url=frontend.url) as http:
+        answers = [http.get(path) for path in ("/livez", "/readyz", "/health")]
+    assert [answer.status_code for answer in answers] == [200, 503, 200]
+    assert answers[1].text == "0 streams run, and no more are allowed\n"
 
 
 def test_with_the_key_all_is_as_without(start: Start) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from pdx.metrics.timeline import RequestTimeline
+from pdx.request.names import MAX_NAME_LEN
 from pdx.request.request import FinishReason
 from pdx.request.stream import StepFrame, Submit
 
@@ -120,7 +122,45 @@ def test_same_client_ids_at_once_are_two_requests(
 def test_label_comes_back_on_errors_too(frontend: Frontend, http: httpx.Client) -> None:
     response = http.post(COMPLETIONS, json={}, headers={"X-Request-Id": "mine"})
     assert (response.status_code, response.headers["x-request-id"]) == (400, "mine")
-    assert "x-request-id" not in http.get("/health").headers
+
+
+def test_every_answer_has_an_id_its_clients_or_one_made_here(http: httpx.Client) -> None:
+    asked = [("GET", "/health"), ("GET", "/no-such"), ("POST", COMPLETIONS), ("PUT", "/metrics")]
+    made = [http.request(method, path).headers["x-request-id"] for method, path in asked]
+    assert len(set(made)) == len(made)
+    assert all(len(each) == 32 and each.isalnum() for each in made)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        (b"a b\tc\x7f\xff", "abc"),
+        (b"x" * 4000, "x" * MAX_NAME_LEN),
+        (b"org/one-2_3.4", "org/one-2_3.4"),
+    ],
+)
+def test_an_id_that_would_spoil_a_log_line_is_cleaned(
+    http: httpx.Client, sent: bytes, kept: str
+) -> None:
+    answer = http.post(COMPLETIONS, json={}, headers=[(b"x-request-id", sent)])
+    assert answer.headers["x-request-id"] == kept
+
+
+def test_a_timeline_is_found_by_either_id_and_an_id_sent_twice_means_the_newest(
+    frontend: Frontend, http: httpx.Client, make_update: Callable[..., StepFrame]
+) -> None:
+    lens = iter([1, 2])
+
+    def script(submit: Submit) -> list[StepFrame]:
+        timeline = RequestTimeline(prompt_len=1, output_len=next(lens))
+        assert submit.names.x_request_id == "team/7"
+        return [make_update(submit.stream_id, [70], FinishReason.LENGTH, timeline)]
+
+    frontend.script = script
+    headers = {"X-Request-Id": "team/7"}
+    ids = [http.post(COMPLETIONS, json={"prompt": [5]}, headers=headers).json()["id"] for _ in "ab"]
+    found = [http.get(f"/pdx/requests/{each}").json()["output_len"] for each in (*ids, "team/7")]
+    assert found == [1, 2, 2]
 
 
 def test_streams_over_the_limit_are_a_503(

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdx.metrics.timeline import RequestTimeline
 from pdx.request.request import FinishReason
-from pdx.request.stream import Abort, NodeStatus, StepFrame, StreamFailed, Submit
+from pdx.request.stream import Abort, AbortReason, NodeStatus, StepFrame, StreamFailed, Submit
 
 if TYPE_CHECKING:
     from conftest import Frontend
@@ -28,7 +28,7 @@ def scrape(http: httpx.Client) -> Samples:
     assert response.headers["content-type"].startswith("text/plain; version=")
     found: Samples = {}
     for family in text_string_to_metric_families(response.text):
-        assert family.name.startswith("pdx_")
+        assert family.name.startswith(("pdx_", "process_"))
         assert family.documentation
         for sample in family.samples:
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
@@ -100,7 +100,7 @@ def test_stream_that_a_stop_string_cut_short_adds_up_too(
     answer = http.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stop": "b"}).json()
     stream_id = frontend.next(Submit).stream_id
     abort = frontend.next(Abort)
-    assert (abort.stream_id, abort.has_result) == (stream_id, True)
+    assert (abort.stream_id, abort.why) == (stream_id, AbortReason.COMPLETE)
     timeline = RequestTimeline(prompt_len=3, output_len=2, prefiller="peer", transfer_bytes=70)
     frontend.send(make_update(stream_id, [], FinishReason.STOP, timeline))
     assert http.get(f"/pdx/requests/{answer['id']}").json()["output_len"] == 2
@@ -150,7 +150,7 @@ def test_unknown_paths_share_one_label(frontend: Frontend, http: httpx.Client) -
     assert grown(before, after, "pdx_http_requests_total{route=other,status=404}") == 3
     routes = {name for name in after if name.startswith("pdx_http_requests_total")}
     assert not any("/b" in name or "nothing" in name for name in routes)
-    assert any("/pdx/requests/{request_id}" in name for name in routes)
+    assert any("/pdx/requests/{request_id:path}" in name for name in routes)
     http.get("/v1/models/org/tiny")
     assert scrape(http)["pdx_http_requests_total{route=/v1/models/{model:path},status=200}"] > 0
 

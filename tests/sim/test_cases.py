@@ -228,7 +228,7 @@ def test_a_prefillers_dead_rank_ends_its_node_and_its_requests_go_elsewhere() ->
     outcome = history.run()
     assert outcome.broken is None
     assert outcome.ends == {"finished": 1}
-    assert outcome.counters["prefills_retried"] == outcome.counters["links_lost"] == 1
+    assert outcome.counters["prefills_retried"] == outcome.counters["faults_peer_failed"] == 1
     ended_ns = history.clients[0].ended_ns
     assert ended_ns is not None
     assert ended_ns - killed_ns[0] < 100 * MILLISECOND_NS
@@ -268,4 +268,4 @@ def test_the_loss_of_one_of_two_cards_ends_the_link_and_no_request() -> None:
     outcome = History(dataclasses.replace(scenario, nodes=shapes, faults=(cut,))).run()
     assert outcome.broken is None
     assert outcome.ends == {"finished": 1}
-    assert outcome.counters["links_lost"] >= 1
+    assert outcome.counters["faults_no_beat"] >= 1

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +134,17 @@ class Node:
         return self.process.returncode
 
 
+def faults_in(counts: Mapping[str, int]) -> dict[str, int]:
+    """A node's faults by reason, without those that never happened."""
+    kind = "faults_"
+    return {n.removeprefix(kind): v for n, v in counts.items() if n.startswith(kind) and v}
+
+
+def moved(node: Prefiller | Decoder, before: Mapping[str, int]) -> dict[str, int]:
+    """The faults that a node has counted since it had these."""
+    return dict(Counter(node.faults()) - Counter(before))
+
+
 class Prefiller(Node):
     """A `pdx prefill`."""
 
@@ -164,6 +175,10 @@ class Prefiller(Node):
     ) -> float:
         """Wait until the status is as wanted; returns how long that took."""
         return wait_until(lambda: condition(self.status()), timeout_s=timeout_s, what=what)
+
+    def faults(self) -> dict[str, int]:
+        """The faults that it has counted, by reason."""
+        return faults_in(self.status())
 
 
 @dataclass
@@ -221,6 +236,10 @@ class Decoder(Node):
     def counts(self) -> Counter[str]:
         """What /health counts; 0 for what has never happened."""
         return Counter(self.health()["counts"])
+
+    def faults(self) -> dict[str, int]:
+        """The faults that it has counted, by reason."""
+        return faults_in(self.counts())
 
     def wait_count(self, name: str, value: int, timeout_s: float = 3.0) -> None:
         """Wait until one of the counts has this value (or has passed it)."""

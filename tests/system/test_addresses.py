@@ -20,6 +20,7 @@ from tests.system.nodes import (
     Prefiller,
     decoder,
     end,
+    moved,
     prefiller,
     read_announcement,
     run_to_end,
@@ -187,13 +188,14 @@ def test_g4_strangers_on_the_control_port_are_closed_and_counted(
     source = pair.prefiller
     host, port = source.address.rsplit(":", 1)
     assert host == "127.0.0.1"
-    before = source.status().get("bad_connections", 0)
+    before, faults = source.status()["faults_bad_connection"], source.faults()
     with socket.create_connection((host, int(port)), timeout=5) as stranger:
         stranger.sendall(sent)
         stranger.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):  # closed before all had been read
             assert stranger.recv(1) == b""
-    source.wait_status(lambda s: s.get("bad_connections") == before + 1, what="it is counted")
+    source.wait_status(lambda s: s["faults_bad_connection"] == before + 1, what="it is counted")
+    assert moved(source, faults) == {"bad_connection": 1}
     assert "closed:" in source.stderr().rpartition("connection from")[2]
     prompt = prompt_of(tiny_prompt_ids, 40)
     assert pair.decoder.complete(prompt, 24) == colocated(prompt, 24)
@@ -209,6 +211,7 @@ def test_g4_http_on_the_control_port_is_answered(any_prefiller: Prefiller) -> No
     assert 'pdx_pages{state="free"}' in metrics
     assert 'pdx_node_level{what="links_open"}' in metrics
     assert httpx.head(f"{url}/health").text == ""
+    assert [httpx.get(f"{url}/{each}").text for each in ("livez", "readyz")] == ["ok\n", "ok\n"]
     other = httpx.get(url)
     assert other.status_code == 404
     assert "/health, /metrics" in other.text

@@ -61,6 +61,7 @@ def test_a1_a6_pages_under_a_stalled_write_belong_to_nobody_else(
         node.wait_clean()
         source.wait_clean()
         assert node.counts()["imms_stale"] == 0
+        assert not node.faults() and not source.faults()
 
 
 def test_b1_c1_c4_what_a_prefiller_cannot_do_is_told_and_what_a_decoder_misses_is_found(
@@ -90,10 +91,12 @@ def test_b1_c1_c4_what_a_prefiller_cannot_do_is_told_and_what_a_decoder_misses_i
         source.wait_clean()
         assert wanted.agrees_with(node.complete(short, 16))
         node.wait_count("prefills_retried", 4)
-        assert node.counts()["links_lost"] == 0
+        faults = {"prompt_rejected": 3, "post_failed": 3}
+        assert node.faults() == source.faults() == faults
         assert wanted.agrees_with(node.complete(short, 16))
         node.wait_count("prefills_retried", 5)
-        assert node.counts()["links_lost"] == 1
+        node.wait_count("faults_lost_completion", 1)
+        assert node.faults() == source.faults() == faults | {"lost_completion": 1}
         assert "writes were lost: 9 of 9 atoms counted" in node.stderr()
         assert wanted.agrees_with(node.complete(short, 16))
         node.wait_clean()
@@ -113,6 +116,7 @@ def test_c9_a_prefiller_that_dies_between_two_layers_is_replaced(
         assert dying.process.wait(timeout=5) == -signal.SIGKILL
         node.wait_count("prefills_here", 1)
         node.wait_clean()
+        assert node.faults() == {"connection_lost": 1}
 
 
 @pytest.mark.slow
@@ -124,7 +128,7 @@ def test_a_prefiller_without_a_heartbeat_is_left_and_tried_again(
         prefiller(tiny_llama, tmp_path / "p.log", *KV, PDX_FAULT="no-heartbeat") as source,
         decoder(source.address, tmp_path / "d.log", *KV) as node,
     ):
-        node.wait_count("links_lost", 2, timeout_s=20)
+        node.wait_count("faults_no_beat", 2, timeout_s=20)
         assert "no beat" in node.stderr()
         assert tiny_oracle.greedy(prompt, 16).agrees_with(node.complete(prompt, 16))
         node.wait_clean()
@@ -154,7 +158,7 @@ def test_c2_a_breaker_opens_prompts_run_here_and_a_probe_heals_it(
 
         wait_until(is_healed, timeout_s=10, what="a probe has gone there")
         assert is_healed()
-        assert node.counts()["links_lost"] == 0
+        assert node.faults() == source.faults() == {"prompt_rejected": 5}
         node.wait_clean()
 
 

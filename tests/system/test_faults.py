@@ -17,6 +17,7 @@ from tests.system.nodes import (
     decoder,
     end,
     is_alive,
+    moved,
     prefiller,
     start,
     wait_until,
@@ -39,7 +40,7 @@ def test_c10_prefiller_killed_in_mid_transfer_comes_back(
     prompt = prompt_of(tiny_prompt_ids, 300)
     call = cluster.call_stopped_in_mid_transfer(prompt, 16)
     node.wait_count("pages_in_flight", 1)
-    here = node.counts()["prefills_here"]
+    here, faults = node.counts()["prefills_here"], node.faults()
 
     cluster.prefiller.kill()
     node.wait_count("prefills_here", here + 1, timeout_s=DECIDED_S)
@@ -60,6 +61,8 @@ def test_c10_prefiller_killed_in_mid_transfer_comes_back(
     cluster.start_prefiller(address)
     assert cluster.prefiller.address == address
     node.wait_healthy()
+    assert moved(node, faults) == {"connection_lost": 1}
+    assert not cluster.prefiller.faults()
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
@@ -68,6 +71,7 @@ def test_stopped_prefiller_is_missed_and_taken_back(
 ) -> None:
     node = cluster.decoder
     prompt, here = prompt_of(tiny_prompt_ids, 300), node.counts()["prefills_here"]
+    faults, its_faults = node.faults(), cluster.prefiller.faults()
     call = cluster.call_stopped_in_mid_transfer(prompt, 16)
     cluster.prefiller.signal_family(signal.SIGSTOP)
     node.wait_count("prefills_here", here + 1, timeout_s=MISSED_S)
@@ -76,6 +80,8 @@ def test_stopped_prefiller_is_missed_and_taken_back(
 
     cluster.prefiller.signal_family(signal.SIGCONT)
     node.wait_healthy()
+    # The prefiller finds it too when it goes on, or is told of it: both are one fault.
+    assert moved(node, faults) == moved(cluster.prefiller, its_faults) == {"no_beat": 1}
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
@@ -83,9 +89,11 @@ def test_c3_decoder_killed_in_mid_transfer(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     cluster.call_stopped_in_mid_transfer(prompt_of(tiny_prompt_ids, 300), 16)
+    faults = cluster.prefiller.faults()
     cluster.decoder.kill()
     cluster.resume_rank()  # what it runs still writes its own pages
     cluster.prefiller.wait_clean(DECIDED_S)
+    assert moved(cluster.prefiller, faults) == {"connection_lost": 1}
     assert cluster.prefiller.status()["links_open"] == 0
     cluster.start_decoder()
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
@@ -117,6 +125,7 @@ def test_stopped_decoder_gives_source_pages_back_when_it_goes_on(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 300)
+    faults, its_faults = cluster.prefiller.faults(), cluster.decoder.faults()
     call = lose_a_stopped_decoder(cluster, prompt)
     cluster.decoder.signal(signal.SIGCONT)
     # All was written, and the source pages are still held: whether the decoder counts it before it
@@ -125,6 +134,7 @@ def test_stopped_decoder_gives_source_pages_back_when_it_goes_on(
     cluster.prefiller.wait_clean()
     cluster.decoder.wait_healthy()
     cluster.decoder.wait_clean()
+    assert moved(cluster.prefiller, faults) == moved(cluster.decoder, its_faults) == {"no_beat": 1}
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 

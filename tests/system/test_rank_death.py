@@ -83,6 +83,7 @@ def test_a_decoder_hears_of_a_prefillers_dead_rank_and_serves_its_client_alone(
         wait_until(lambda: node.counts()["prefillers"] == 0, timeout_s=HEARD_S, what="it is missed")
         assert tiny_oracle.greedy(prompt, 24).agrees_with(call.token_ids())
         node.wait_clean()
+        assert node.faults() == {"peer_failed": 1}
         lost.signal_family(signal.SIGCONT)
         assert lost.process.wait(timeout=10) == 1
         assert f"rank 1 of 2 (pid {victim}) was killed by SIGKILL" in lost.stderr()

@@ -238,7 +238,7 @@ def test_idle_strangers_keep_no_peer_out_and_take_bounded_memory(
     num_strangers, options = 600, ["--secret-file", str(tmp_path / "secret"), *KV]
     prompt = prompt_of(tiny_prompt_ids, 40)
     with contextlib.ExitStack() as stack:
-        before, num_come = guarded.status().get("bad_connections", 0), 0
+        before, num_come = guarded.status()["faults_bad_connection"], 0
 
         def strangers_come() -> None:
             nonlocal num_come
@@ -250,7 +250,7 @@ def test_idle_strangers_keep_no_peer_out_and_take_bounded_memory(
                     stranger.send(begun)
             closed = before + num_come - MAX_STRANGERS
             guarded.wait_status(
-                lambda status: status.get("bad_connections", 0) >= closed,
+                lambda status: status["faults_bad_connection"] >= closed,
                 what="the oldest strangers are closed",
             )
 

@@ -22,6 +22,7 @@ from pdx.messenger.handshake import NodeIdentity
 from pdx.messenger.manifest import Manifest, model_id, text_id
 from pdx.messenger.messages import Prefill
 from pdx.messenger.slots import SlotTable
+from pdx.metrics.faults import Fault
 from pdx.request.batch import ScoredToken
 from pdx.request.ids import IdArray
 from tests.system.nodes import Prefiller
@@ -54,7 +55,9 @@ class Recorder:
     def transfer_ready(self, link: DecodeLink, transfer_id: int) -> None:
         self.outcome.put_nowait(None)
 
-    def transfer_lost(self, link: DecodeLink, transfer_id: int, error: RequestError) -> None:
+    def transfer_lost(
+        self, link: DecodeLink, transfer_id: int, error: RequestError, fault: Fault | None
+    ) -> None:
         self.outcome.put_nowait(error)
 
 
@@ -128,6 +131,6 @@ async def test_a2_nonsense_is_refused_and_the_prefiller_goes_on(
             else:
                 assert outcome is None, "an ordinary transfer is served afterwards"
     finally:
-        await connector.stop("the test ends")
+        await connector.stop("the test ends", None)
         hub.close()
         os.close(eventfd)
