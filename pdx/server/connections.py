@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: How long a closed connection may take to send what its client has not read yet.
 _LINGER_S = 10.0
-_SAID_EVERY_S = 60.0
+_FULL = "all %d HTTP connections are taken (--max-connections, `ulimit -n`): "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +47,16 @@ class Connections:
         self._open: set[Connection] = set()
         #: The one that has been idle for longest first.
         self._idle: dict[Connection, None] = {}
-        self._said_s: float | None = None
 
     def opened(self, connection: Connection) -> None:
         """A client has connected: it gets a place, if need be that of an idle one."""
         if len(self._open) >= self._limits.most:
             idle = next(iter(self._idle), None)
-            self._say_full(idle is not None)
             if idle is None:
+                logger.warning(_FULL + "new ones get a 503", self._limits.most)
                 connection.refuse(503, "all of this server's connections are taken; try again")
                 return
+            logger.warning(_FULL + "idle ones are closed for new ones", self._limits.most)
             self.forget(idle)
             idle.drop()
         self._open.add(connection)
@@ -79,20 +80,13 @@ class Connections:
         for connection in list(self._open):
             connection.check_deadlines(now, self._limits)
 
-    def _say_full(self, has_idle: bool) -> None:
-        now = time.monotonic()
-        if self._said_s is not None and now - self._said_s < _SAID_EVERY_S:
-            return
-        self._said_s = now
-        logger.warning(
-            "all %d HTTP connections are taken (--max-connections, `ulimit -n`): %s",
-            self._limits.most,
-            "idle ones are closed for new ones" if has_idle else "new ones get a 503",
-        )
-
 
 class Connection(H11Protocol):
-    """One connection: uvicorn's protocol, with times."""
+    """One connection: uvicorn's protocol, with times.
+
+    httptools would parse a small request in half the time, but has no limit on a header's length,
+    and drops the body of a request that offers an upgrade to HTTP/2, as those of Java's client do.
+    """
 
     def __init__(self, *args: Any, table: Connections, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -162,6 +156,13 @@ class Connection(H11Protocol):
         self.transport.write(b"".join(_refusal(status, error_body(message, kind))))
         self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn for what is no HTTP."""
+        self.refuse(400, msg)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Called by uvicorn. Java's client offers h2c with each request, and is content without."""
+
     def drop(self) -> None:
         """Close it at once, whatever has not been read."""
         self.transport.abort()
@@ -177,8 +178,7 @@ def _is_over(since_s: float | None, limit_s: float | None, now: float) -> bool:
 
 
 def _refusal(status: int, body: bytes) -> Iterator[bytes]:
-    reason = {408: "Request Timeout", 503: "Service Unavailable"}[status]
-    yield f"HTTP/1.1 {status} {reason}\r\n".encode()
+    yield f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
     yield b"content-type: application/json\r\nconnection: close\r\n"
     yield f"content-length: {len(body)}\r\n\r\n".encode()
     yield body

@@ -223,3 +223,40 @@ def test_client_that_reads_nothing_is_closed(start: Start) -> None:
         deadline = time.monotonic() + 20
         while num_files(frontend) > before:
             assert time.monotonic() < deadline, "it is still open"
+
+
+def test_what_is_no_http_gets_an_error_and_one_line_for_all(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    frontend = start()
+    for _ in range(50):
+        with connect(frontend) as client:
+            client.sendall(b"\x16\x03\x01garbage\r\n\r\n")
+            head, _, body = read_all(client).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request")
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert frontend.stop() == 0
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_header_without_an_end_is_refused(hasty: Frontend) -> None:
+    with connect(hasty) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * (65 << 10))
+        assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
+def test_request_that_offers_http_2_is_served_with_its_body(
+    start: Start, make_update: Callable[..., StepFrame], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Java's own client offers it with each request."""
+    frontend = start()
+    frontend.script = lambda s: [make_update(s.stream_id, [70], FinishReason.LENGTH)]
+    offer = {
+        "Connection": "Upgrade, HTTP2-Settings",
+        "Upgrade": "h2c",
+        "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
+    }
+    url = frontend.url + COMPLETIONS
+    assert httpx.post(url, json={"prompt": "Hi"}, headers=offer).status_code == 200
+    assert frontend.stop() == 0
+    assert capfd.readouterr().err == ""

@@ -60,6 +60,78 @@ def test_field_that_changes_nothing_is_taken(
     assert response.json()["choices"] == want
 
 
+#: What load generators and evaluation harnesses send, each in the shape of one of its requests.
+CLIENT_BODIES: list[tuple[str, dict[str, Any]]] = [
+    (
+        CHAT,
+        {
+            "model": "org/tiny",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "max_completion_tokens": 3,
+            "stop": None,
+            "ignore_eos": True,
+        },
+    ),
+    (
+        COMPLETIONS,
+        {
+            "model": "org/tiny",
+            "prompt": "Hi",
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "max_tokens": 3,
+            "stop": None,
+            "ignore_eos": True,
+        },
+    ),
+    (
+        CHAT,
+        {
+            "model": "org/tiny",
+            "messages": [{"role": "user", "name": "tester", "content": "Hi"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_completion_tokens": 3,
+            "min_tokens": 3,
+        },
+    ),
+    (
+        COMPLETIONS,
+        {
+            "model": "org/tiny",
+            "prompt": [[5, 6, 7]],
+            "temperature": 0,
+            "max_tokens": 1,
+            "logprobs": 1,
+            "seed": 1234,
+            "echo": True,
+        },
+    ),
+    (
+        CHAT,
+        {
+            "model": "org/tiny",
+            "messages": [{"role": "user", "content": "Hi", "type": "text"}],
+            "max_tokens": 3,
+            "temperature": 0,
+            "stop": ["\n"],
+            "seed": 1234,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), CLIENT_BODIES)
+def test_what_clients_send_is_taken(
+    talking: Frontend, http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    response = http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert response.text.count('"error"') == 0
+
+
 def test_every_field_of_openai_is_known() -> None:
     """Taken, or refused by name; none is "unknown"."""
     known = set(IGNORED_FIELDS) | set(NEUTRAL_FIELDS)
