@@ -202,6 +202,21 @@ def test_calls_with_parameters_come_back(data: st.DataObject) -> None:
     assert read(list(text), QWEN3_CODER) == wanted
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        *QUOTES,
+        "<function=g>\n<parameter=x>\n1\n</parameter>",
+        "<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+        "\n".join(QUOTES[:7]),
+    ],
+)
+def test_a_value_may_quote_tags(value: str) -> None:
+    for arguments in ({"a": value}, {"a": value, "b": "2"}, {"b": "2", "a": value, "path": value}):
+        wanted = ToolCall(name="f", arguments=json.dumps(arguments, ensure_ascii=False))
+        assert read([written("f", arguments)], QWEN3_CODER) == ("", [wanted])
+
+
 pieces = st.lists(st.sampled_from(MARKUP) | st.text(max_size=3), max_size=20)
 CALLS = {
     HERMES.name: '<tool_call>\n{"name": "f", "arguments": {"a": "1"}}\n</tool_call>',

@@ -25,11 +25,12 @@ __all__ = ["CallFinder", "Part"]
 Part: TypeAlias = str | ToolCall
 
 _SPACE = re.compile(r"\s*")
-#: What was no call is read again behind its start tag, at most so often the whole text, and so many
-#: characters. A text that was made for it could otherwise take the square of its length.
+#: What was no call is read again behind its start tag. A text that was made for it could so take
+#: the square of its length. So no more than these characters are read again, and as often as this
+#: the text so far; what is no call then goes out as words, with the calls that it may hold.
 _MAX_READS = 8
 _FREE_CHARS = 1 << 18
-#: JSON that may be a call without tags.
+#: What a call without tags begins with.
 _OBJECT, _ARRAY = "{", "["
 
 
@@ -77,6 +78,7 @@ class CallFinder:
         return parts
 
     def _read(self) -> Reading[None]:
+        """Read the whole output, leaving what goes out in ``_parts``."""
         source = self._source
         while (yield from source.has_more()):
             source.forget()

@@ -150,10 +150,13 @@ class _Function:
             closes = balance.has_closed and mark.is_adjacent
             balance.add(mark, counts=is_strong_mark)
             if mark.kind is MarkKind.END and self._can_end(idx):
-                if depth:
+                if closes:
+                    unclosed.append(idx)
+                    depth = 0
+                elif depth:
                     depth -= 1
                 else:
-                    (unclosed if closes else odd).append(idx)
+                    odd.append(idx)
             elif mark.kind is MarkKind.CALL_END and mark.is_adjacent:
                 if unclosed[-1:] == [idx - 1]:
                     if not (yield from self._goes_on_behind(mark)):
