@@ -37,8 +37,6 @@ _COMPLETION_MAX_TOKENS = 16
 #: streams.
 _INLINE_CHARS = 4096
 _INLINE_BYTES = 64 << 10
-#: Texts longer than this times the context are first judged by their beginning.
-_HEAD_CHARS_PER_TOKEN = 16
 
 T = TypeVar("T")
 
@@ -238,16 +236,13 @@ class RequestChecker:
         max_len = MAX_TOKENIZED_LEN if param is None else None
 
         def encode(some: Sequence[str]) -> list[list[int]]:
+            for text in some:
+                self._check_beginning(text, param)
             return self.tokenizer.encode_batch(
                 some, add_special_tokens=add_special_tokens, max_len=max_len
             )
 
         is_long = sum(map(len, texts)) > _INLINE_CHARS
-        if is_long and param is not None:
-            head_chars = _HEAD_CHARS_PER_TOKEN * self.config.context_len
-            heads = [text[:head_chars] for text in texts if len(text) > head_chars]
-            for count in await self._maybe_in_thread(True, self.tokenizer.count_tokens, heads):
-                self._check_head(head_chars, count, param)
         return await self._maybe_in_thread(is_long, encode, texts)
 
     async def _maybe_in_thread(self, is_long: bool, work: Callable[..., T], *args: Any) -> T:
@@ -255,18 +250,22 @@ class RequestChecker:
             return work(*args)
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
 
-    def _check_head(self, num_chars: int, num_tokens: int, param: str) -> None:
-        """Refuse a huge text by its beginning, at a cost that does not grow with it.
-
-        Twice the context leaves room for a tokenizer that cuts the beginning differently when more
-        text follows.
-        """
-        if num_tokens > 2 * self.config.context_len:
-            raise InvalidRequest(
-                f"the first {num_chars} characters of the prompt are {num_tokens} tokens already; "
-                f"the model's context is {self.config.context_len} tokens",
-                param=param,
-            )
+    def _check_beginning(self, text: str, param: str | None) -> None:
+        """Refuse a huge text by its beginning, in time and memory that do not grow with it."""
+        limit = MAX_TOKENIZED_LEN if param is None else self.config.context_len
+        found = self.tokenizer.long_beginning(text, limit)
+        if found is None:
+            return
+        num_chars, num_tokens = found
+        what = "text" if param is None else "prompt"
+        allowed = f"at most {limit} are served"
+        if param is not None:
+            allowed = f"the model's context is {limit} tokens"
+        raise InvalidRequest(
+            f"the first {num_chars} characters of the {what} are {num_tokens} tokens already; "
+            f"{allowed}",
+            param=param,
+        )
 
     def _check_list_len(self, prompt: Any) -> None:
         """Refuse a list that is far too long before each of its elements is looked at."""

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,11 @@ from pdx.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PairDetokeni
 __all__ = ["Tokenizer"]
 
 _REPLACEMENT = "\ufffd"
+#: While it encodes, the library takes more than a hundred bytes for each byte of a text.
+_PIECE_CHARS = 32 << 10
+_CHARS_OF_A_TOKEN = 16
+#: A piece may have so many tokens more than it has inside its text.
+_PIECE_SLACK = 8
 
 
 class Tokenizer:
@@ -69,16 +75,33 @@ class Tokenizer:
             InvalidRequest: a text has lone surrogates, which have no UTF-8 form, or more than
                 ``max_len`` tokens.
         """
-        encodings = self._encodings(texts, add_special_tokens)
-        longest = max(map(len, encodings), default=0)
-        if max_len is not None and longest > max_len:
-            raise InvalidRequest(f"the text has {longest} tokens; at most {max_len} are served")
-        return [encoding.ids for encoding in encodings]
+        if sum(map(len, texts)) <= _PIECE_CHARS:
+            return [
+                _ids(encoding, max_len) for encoding in self._encodings(texts, add_special_tokens)
+            ]
+        # One after the other, so that no two of them are in memory as the library has them.
+        id_lists = [_ids(self._encodings([t], add_special_tokens)[0], max_len) for t in texts]
+        _give_memory_back()
+        return id_lists
 
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has. Making the list of a million ids holds the GIL; counting
-        them does not."""
-        return [len(encoding) for encoding in self._encodings(texts, add_special_tokens=True)]
+    def long_beginning(self, text: str, max_len: int) -> tuple[int, int] | None:
+        """Characters and tokens of a beginning that has too many tokens for the text to have
+        ``max_len`` at most; None where there is none.
+
+        The text is encoded in pieces, in memory that does not grow with it. Where it is cut, tokens
+        are others than in the whole: a quarter more than ``max_len`` leaves room for that.
+        """
+        if len(text) <= max_len:
+            return None
+        step = min(_PIECE_CHARS, _CHARS_OF_A_TOKEN * max_len)
+        num_tokens = 0
+        for start in range(0, len(text), step):
+            piece = text[start : start + step]
+            [encoding] = self._encodings([piece], add_special_tokens=False)
+            num_tokens += max(0, len(encoding) - _PIECE_SLACK)
+            if num_tokens > max_len + max_len // 4:
+                return start + len(piece), num_tokens
+        return None
 
     def _encodings(
         self, texts: Sequence[str], add_special_tokens: bool
@@ -124,3 +147,17 @@ class Tokenizer:
         if self._is_byte_level:
             return ByteLevelDetokenizer(self._token_bytes, hidden)
         return PairDetokenizer(self._inner, hidden, has_bytes=self._has_bytes)
+
+
+def _ids(encoding: tokenizers.Encoding, max_len: int | None) -> list[int]:
+    if max_len is not None and len(encoding) > max_len:
+        raise InvalidRequest(f"the text has {len(encoding)} tokens; at most {max_len} are served")
+    ids: list[int] = encoding.ids
+    return ids
+
+
+def _give_memory_back() -> None:
+    """What was freed, to the system: the C library would keep it. Only glibc can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

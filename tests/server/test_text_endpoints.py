@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -103,6 +104,42 @@ def test_text_of_more_tokens_than_are_sent_back_is_refused(
     response = http.post("/tokenize", json={"prompt": "\x01" * (1 << 20) + "\x01"})
     assert response.status_code == 400
     assert "the text has 1048577 tokens; at most 1048576" in response.json()["error"]["message"]
+
+
+def test_huge_texts_take_little_memory(start: Callable[..., Frontend]) -> None:
+    """Four at once, of a token a byte; the library takes more than a hundred bytes for a token."""
+    frontend = start()
+    with httpx.Client(base_url=frontend.url, timeout=60) as client, ThreadPoolExecutor(4) as pool:
+
+        def post(path: str, body: dict[str, Any]) -> httpx.Response:
+            return client.post(path, json=body)
+
+        before = peak_kib(frontend)
+        prompt = "~" * (4 << 20)
+        chat = {"messages": [{"role": "user", "content": prompt}]}
+        for path, body in (
+            ("/tokenize", {"prompt": prompt}),
+            ("/tokenize", chat),
+            ("/v1/completions", {"prompt": prompt}),
+            ("/v1/completions", {"prompt": ["x", prompt]}),
+            ("/v1/chat/completions", chat),
+        ):
+            for answer in [pool.submit(post, path, body) for _ in range(4)]:
+                assert answer.result().status_code == 400
+                assert "characters of the" in answer.result().json()["error"]["message"]
+    assert peak_kib(frontend) - before < 300 << 10
+
+
+def test_text_of_as_many_tokens_as_are_sent_back_is_none_too_long(
+    frontend: Frontend, http: httpx.Client
+) -> None:
+    for prompt in ("~" * (1 << 20), "the capital " * 200_000):
+        assert http.post("/tokenize", json={"prompt": prompt}).status_code == 200
+
+
+def peak_kib(frontend: Frontend) -> int:
+    status = Path(f"/proc/{frontend.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def test_body_that_does_not_come_in_time_is_a_408(start: Callable[..., Frontend]) -> None:
