@@ -427,6 +427,7 @@ class PrefillNode:
             **{f"pages_{state}": count for state, count in pages.items()},
             "requests_waiting": self.scheduler.num_waiting,
             "requests_active": self.scheduler.num_active,
+            "preemptions": self.scheduler.num_preemptions,
             "transfers_open": sum(link.num_open for link in self._links),
             "links_open": len(self._links),
             "atoms_posted": sum(fabric.atoms_posted for fabric in sent),

@@ -14,6 +14,7 @@ from tests.fabric.faults.network import inside, lacks
 from tests.system.nodes import (
     Prefiller,
     end,
+    moved,
     prefiller,
     read_announcement,
     run_to_end,
@@ -103,6 +104,7 @@ def refused(hosts: Hosts, node: Prefiller, log: Path, *options: str) -> tuple[fl
 def test_a_prefillers_address_that_cannot_be_reached_is_named_at_both(
     hosts: Hosts, bad: Prefiller, tmp_path: Path
 ) -> None:
+    faults = bad.faults()
     seconds, said = refused(hosts, bad, tmp_path / "log")
     assert f"from {DECODE} to {LONELY_PREFILL}" in said
     assert f"the prefiller bound {PREFILL}, {LONELY_PREFILL} by its --fabric-bind" in said
@@ -114,11 +116,13 @@ def test_a_prefillers_address_that_cannot_be_reached_is_named_at_both(
         what="the prefiller says it too",
     )
     assert LONELY_PREFILL in bad.stderr()
+    assert moved(bad, faults) == {"no_data_path": 1}
 
 
 def test_a_decoders_address_that_cannot_be_reached_is_named_at_both(
     hosts: Hosts, good: Prefiller, tmp_path: Path
 ) -> None:
+    faults = good.faults()
     seconds, said = refused(hosts, good, tmp_path / "log", "--fabric-bind", LONELY_DECODE)
     assert f"from {PREFILL} to {LONELY_DECODE}" in said
     assert f"the decoder bound {LONELY_DECODE} by its --fabric-bind" in said
@@ -126,6 +130,7 @@ def test_a_decoders_address_that_cannot_be_reached_is_named_at_both(
     assert seconds < 15
     warned = [line for line in good.stderr().splitlines() if "no data path" in line]
     assert len(warned) == 1 and LONELY_DECODE in warned[0]
+    assert moved(good, faults) == {"no_data_path": 1}
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "::1"])
