@@ -20,7 +20,7 @@ from typing import Any
 
 from pdx.errors import InvalidRequest
 
-__all__ = ["Lost", "Reading", "Shadow", "canonical", "fold"]
+__all__ = ["Lost", "Reading", "Shadow", "canonical", "fold", "sample_of"]
 
 Message = dict[str, Any]
 
@@ -309,6 +309,35 @@ def fold(messages: Sequence[Message], indices: set[int]) -> list[Message]:
         else:
             folded.append(message)
     return folded
+
+
+def sample_of(messages: Sequence[Message]) -> Sequence[Message]:
+    """A short chat that has each kind of message of this one, and each kind after each other that
+    it follows: a reading that keeps all of it most likely keeps all of the long one."""
+    sample: list[Message] = []
+    seen: set[object] = set()
+    before: object = None
+    is_kept = True
+    for message in messages:
+        kind = _kind(message)
+        if kind[0] != "tool":  # results stay with their calls
+            is_kept = (before, kind) not in seen
+            seen.add((before, kind))
+            before = kind
+        if is_kept:
+            sample.append(message)
+    return sample
+
+
+def _kind(message: Message) -> tuple[object, ...]:
+    arguments = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+    return (
+        message.get("role"),
+        bool(message["content"]),
+        min(len(arguments), 2),
+        any(isinstance(each, str) for each in arguments),
+        any(arguments),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

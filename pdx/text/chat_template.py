@@ -26,7 +26,7 @@ import jinja2.sandbox
 from pdx.config.model_files import template_files
 from pdx.errors import CheckpointError, InvalidRequest
 from pdx.text.calls import call_form_of
-from pdx.text.chat_history import Lost, Reading, Shadow, canonical, fold
+from pdx.text.chat_history import Lost, Reading, Shadow, canonical, fold, sample_of
 from pdx.text.reasoning import THINK_END
 
 __all__ = ["ChatTemplate"]
@@ -181,7 +181,29 @@ def _choose(
     Raises:
         InvalidRequest: all readings lose a part of the chat.
     """
-    shadow = Shadow(history)
+    sample = sample_of(history)
+    if len(sample) < len(history):
+        best = _search(render, sample, Shadow(sample), tools)
+        shadow = Shadow(history)
+        whole = None if best is None else _try(render, shadow, shadow.messages, best.reading)
+        if whole is not None and not whole.num_lost:
+            return whole.reading, set()
+    else:
+        shadow = Shadow(history)
+    best = _search(render, history, shadow, tools)
+    if best is None or not best.num_lost:
+        # Where the template refuses all readings, the plain one says why.
+        return (Reading() if best is None else best.reading), set()
+    return best.reading, _fold_or_refuse(render, history, shadow, best)
+
+
+def _search(
+    render: _Render,
+    history: Sequence[dict[str, Any]],
+    shadow: Shadow,
+    tools: Sequence[Mapping[str, Any]],
+) -> _Tried | None:
+    """The best reading that is found; None: the template refuses those that were tried."""
     work = len(history) + len(json.dumps(tools)) // _TOOL_CHARS_OF_WORK + 1
     tries_left = min(_MAX_TRIES, max(_MIN_TRIES, _MAX_WORK // work))
     best: _Tried | None = None
@@ -193,10 +215,7 @@ def _choose(
         tries_left -= len(group)
         if tries_left <= 0 or (best is not None and not best.lost):
             break
-    if best is None or not best.num_lost:
-        # Where the template refuses all readings, the plain one says why.
-        return (Reading() if best is None else best.reading), set()
-    return best.reading, _fold_or_refuse(render, history, shadow, best)
+    return best
 
 
 def _try(
