@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pdx.config.engine import EngineConfig
 from pdx.engine import loading
+from pdx.engine.colocated import ColocatedEngine
 from pdx.engine.loading import load_model
 from pdx.errors import ConfigError
+from pdx.request.request import SamplingParams
 
 
 async def test_memory_that_holds_no_page_is_refused_before_a_rank_starts(
@@ -25,3 +29,26 @@ async def test_memory_that_holds_no_page_is_refused_before_a_rank_starts(
     enough = EngineConfig(page_size=16, kv_memory_bytes=1 << 20)
     with pytest.raises(AssertionError, match="a rank starts"):
         await load_model(tiny_llama, enough, lambda message: None)
+
+
+async def test_a_stored_head_is_split_over_ranks_and_told(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its config ties the head to the embedding: the text is that of the head, on two ranks too."""
+    tied = tmp_path / "tied"
+    shutil.copytree(tiny_llama, tied)
+    fields = json.loads((tied / "config.json").read_text())
+    (tied / "config.json").write_text(json.dumps({**fields, "tie_word_embeddings": True}))
+    found = []
+    for folder, tp_size in ((tiny_llama, 1), (tied, 2)):
+        config = EngineConfig(dtype="float32", tp_size=tp_size, num_pages=8)
+        loaded = await load_model(folder, config, lambda message: None)
+        try:
+            async with ColocatedEngine(loaded) as engine:
+                sampling = SamplingParams(max_tokens=12, temperature=0.0)
+                updates = [update async for update in engine.generate([5, 6, 7], sampling)]
+        finally:
+            await loaded.close()
+        found.append([token for update in updates for token in update.token_ids])
+    assert found[0] == found[1]
+    assert "the stored head is used" in caplog.text
