@@ -23,7 +23,8 @@ Written by `scripts/cli_reference.py` from the commands themselves; a test keeps
 Defaults, then a TOML file (`--config FILE` or `PDX_CONFIG`), then `PDX_*` variables, then flags;
 the last one wins. `pdx COMMAND --print-config` prints what comes out, each value with its origin,
 as a file that `--config` takes. One file may serve all commands: each reads the settings that it
-has. A key that no command knows is an error.
+has. A key that no command knows is an error; a `PDX_*` variable that nothing reads is named in a
+warning, with the one that it resembles.
 
 ```toml
 [model]
@@ -45,7 +46,19 @@ Keep `api_key` out of flags, which other users of the host can read: set `PDX_AP
 
 Data goes to stdout, everything else to stderr. `--log-format json` makes every line on stderr an
 object with time, level, role, process id and message. `NO_COLOR` is respected; progress bars appear
-on terminals only. `pdx --install-completion` completes commands and flags in your shell.
+on terminals only. Tables keep within the terminal, or within `COLUMNS` where that is set.
+`pdx --install-completion` completes commands and flags in your shell.
+
+`pdx serve` shows how much of the weights its nodes have read, and then the URL: on stdout for
+programs, with the model's name on stderr for people. A node that ends later is started again, at
+the address that it had, after half a second and then twice as long each time; meanwhile the others
+serve (a decoder prefills by itself). A node that ends `--restarts` times in a row, or before it has
+served at all, ends all, and its last lines are the error. The one node of `--colocated` is not
+started again.
+
+What cannot be written to stdout (a full disk) ends a command with 1 and the reason; a reader that
+has had enough ends it quietly, with 1. A trace that cannot be written is refused at the start; a
+disk that fills up later cuts it short, which the node says once.
 
 | exit code | meaning |
 | --- | --- |

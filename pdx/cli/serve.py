@@ -73,7 +73,8 @@ def serve(
 ) -> None:
     """Serve a model on this machine: prefill and decode nodes, an OpenAI-compatible API.
 
-    Settings of the engine hold for each node: two nodes take --kv-memory twice. Ctrl-C stops all.
+    Settings of the engine hold for each node: two nodes take --kv-memory twice. A node that
+    ends is started again (--restarts). Ctrl-C stops all.
     """
     from pdx.cli.serving import run_until_signal
 

@@ -36,13 +36,15 @@ def unknown_variables(env: Mapping[str, str]) -> dict[str, str | None]:
     """Variables that begin like ours and that nothing reads, each with the known one that it
     resembles most; None: it resembles none.
     """
-    known = [*(each.env for each in all_settings()), *OTHER_VARIABLES]
+    known = {*(each.env for each in all_settings()), *OTHER_VARIABLES}
+    # The prefix is common to all; compared as well, it would make every two names alike.
+    words = sorted(name.removeprefix(_PREFIX) for name in known)
     found = {}
     for name in sorted(env):
         if not name.upper().startswith(_PREFIX) or name in known or _is_service(name, env[name]):
             continue
-        close = difflib.get_close_matches(name.upper(), known, n=1)
-        found[name] = close[0] if close else None
+        close = difflib.get_close_matches(name.upper().removeprefix(_PREFIX), words, n=1)
+        found[name] = _PREFIX + close[0] if close else None
     return found
 
 

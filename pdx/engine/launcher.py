@@ -54,11 +54,14 @@ class Ended:
     how: str
     last_lines: tuple[str, ...]
 
-    def describe(self, name: str) -> str:
+    def describe(self, name: str, num_restarts: int) -> str:
         """What to tell the user, over several lines."""
+        again = {0: "", 1: ", restarted once,"}.get(
+            num_restarts, f", restarted {num_restarts} times,"
+        )
         tail = "".join(f"\n  {line}" for line in self.last_lines)
         words = f"; its last lines:{tail}" if tail else ""
-        return f"the {name} node (pid {self.pid}) {self.how}{words}"
+        return f"the {name} node (pid {self.pid}){again} {self.how}{words}"
 
 
 NodeEvent: TypeAlias = Started | Said | Loading | Ready | Ended

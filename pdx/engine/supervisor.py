@@ -160,9 +160,7 @@ class Supervisor:
         node.restarts, pause_s = node.restarts.ended(now_s())
         # What has never served would hardly do so the next time.
         if pause_s is None or not node.address.done():
-            count = node.restarts.count - 1
-            times = f"it was started again {count} times; " if count else ""
-            self._fail(WorkerError(times + end.describe(name)))
+            self._fail(WorkerError(end.describe(name, node.restarts.count - 1)))
             return
         self._on_note(name, f"{end.how}; it is started again in {pause_s:g} s")
         node.comeback = asyncio.create_task(self._come_back(node, pause_s))

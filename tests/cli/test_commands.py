@@ -173,6 +173,26 @@ def test_what_only_the_rank_can_refuse_is_told_like_any_other_error(
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("PDX_KV_MEMROY", "no setting has the variable PDX_KV_MEMROY; did you mean PDX_KV_MEMORY?"),
+        ("PDX_XYZZY_OF_ABC", "no setting has the variable PDX_XYZZY_OF_ABC, and none is like it"),
+    ],
+)
+@pytest.mark.parametrize("command", ["prefill --print-config", "sim --requests 1"])
+def test_a_variable_that_nothing_reads_is_named(command: str, name: str, told: str) -> None:
+    run = pdx(*command.split(), **{name: "1", "PDX_LISTEN": "127.0.0.1:0"})
+    assert (run.returncode, run.stderr) == (0, f"warning: {told}\n")
+
+
+def test_a_variable_that_nothing_reads_is_named_before_what_it_should_have_set() -> None:
+    run = pdx("serve", PDX_MODLE="m", PDX_LOG_FORMAT="json")
+    lines = [json.loads(line)["message"] for line in run.stderr.splitlines()]
+    assert lines[0] == "warning: no setting has the variable PDX_MODLE; did you mean PDX_MODEL?"
+    assert lines[1].startswith("MODEL is missing")
+
+
 @pytest.mark.parametrize("group", ["inspect", "bench"])
 def test_a_group_without_a_command_says_what_there_is(group: str) -> None:
     run = pdx(group)

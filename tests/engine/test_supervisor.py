@@ -134,7 +134,7 @@ def test_a_node_that_ends_too_often_is_the_failure_with_its_last_words() -> None
         launcher.happens("a", ENDED)
         with pytest.raises(WorkerError) as failure:
             await supervisor.run()
-        assert "started again 3 times; the a node (pid 7) exited with code 1" in str(failure.value)
+        assert "the a node (pid 7), restarted 3 times, exited with code 1" in str(failure.value)
         assert str(failure.value).endswith("out of luck")
         assert launcher.calls.count(("replace", "a")) == POLICY.most
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.cli.terminal import terminal
 from tests.system.conftest import Generate
 from tests.system.nodes import (
     Decoder,
@@ -103,7 +105,7 @@ def test_one_command_serves_the_colocated_tokens_and_ctrl_c_ends_all_in_order(
     trace = ["--trace", str(tmp_path / "trace.json")]
     with serving(tiny_llama, tmp_path / "log", "--decode", "2", *trace) as served:
         family = served.family()
-        second = read_announcement(served, URL)
+        first, second = served.url, read_announcement(served, URL)
         assert second != served.url
         assert served.complete(prompt, 24) == colocated(prompt, 24)
         served.announced = second
@@ -111,6 +113,9 @@ def test_one_command_serves_the_colocated_tokens_and_ctrl_c_ends_all_in_order(
         assert served.stop() == 0
         assert not any(map(is_alive, family))
         said = served.stderr()
+    for name in ("prefill", "decode-1", "decode-2"):
+        assert re.search(rf"^\[{name}\] ([\d.]+) of \1 MiB of weights loaded, \d+ s$", said, re.M)
+    assert f"{tiny_llama} is served at {first} and {second}; Ctrl-C stops it" in said
     assert "[prefill] serving " in said
     assert "[decode-2] connected to " in said
     # Decoders say goodbye while their prefiller still listens.
@@ -186,8 +191,8 @@ def test_a_node_that_ends_each_time_ends_serve_with_its_last_words(
         assert served.process.wait(timeout=30) == 1
         wait_until(lambda: not any(map(is_alive, family)), timeout_s=5, what=f"{family} end")
         said = served.stderr()
-    last = said[said.index("error: it was started again 1 times; the prefill node (pid ") :]
-    assert "exited with code 2; its last lines:" in last
+    last = said[said.index("error: the prefill node (pid ") :]
+    assert ", restarted once, exited with code 2; its last lines:" in last
     assert "is neither a folder nor" in last
 
 
@@ -205,6 +210,21 @@ def test_a_pause_before_a_restart_holds_up_no_end(
         assert served.process.wait(timeout=1.8) == 0, "before the pause is over"
         assert not any(map(is_alive, family))
         assert "Traceback" not in served.stderr()
+
+
+def test_a_terminal_shows_bars_while_nodes_load_and_then_one_line(tiny_llama: Path) -> None:
+    with terminal("serve", str(tiny_llama), *KV, PDX_THREADS="1", PDX_DTYPE="float32") as screen:
+        screen.expect("prefill starts")
+        screen.expect("[prefill] serving ")
+        screen.expect("prefill serves")
+        screen.expect("decode starts")
+        bars = screen.expect(f"{tiny_llama.name} is served at http://127.0.0.1:")
+        assert "MiB" in bars
+        assert "Ctrl-C stops it" not in bars
+        screen.process.send_signal(signal.SIGINT)
+        rest = screen.expect("stopping;")
+        assert "http://" not in rest, "the URL is shown once"
+        assert screen.process.wait(timeout=15) == 0
 
 
 def test_nodes_end_with_a_supervisor_that_is_killed(tiny_llama: Path, tmp_path: Path) -> None:
@@ -256,7 +276,10 @@ def test_one_colocated_node_gives_the_same_tokens(
     tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
     trace = tmp_path / "trace.json"
-    with serving(tiny_llama, tmp_path / "log", "--colocated", "--trace", str(trace)) as served:
+    arguments = ["--colocated", "--trace", str(trace), "--http", "0.0.0.0:0"]
+    with serving(tiny_llama, tmp_path / "log", *arguments) as served:
+        assert served.url.startswith("http://127.0.0.1:"), "an address to open, not to listen on"
+        assert f"{tiny_llama} is served at {served.url}; Ctrl-C stops it" in served.stderr()
         for length in (1, 2, 16, 17, 64, 65, 200):
             prompt = prompt_of(tiny_prompt_ids, length)
             assert served.complete(prompt, 24) == colocated(prompt, 24)
