@@ -27,8 +27,12 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 #: For the first write each way. The fabric gives up after 5 s, and says more than we could.
 _PROBE_TIMEOUT_S = 6.0
-#: Short, so that the user hears of a prefiller that does not answer yet.
-_DESCRIBE_TIMEOUT_S = 2.0
+#: After this the user hears of a prefiller that takes the connection and does not answer yet.
+_SILENCE_S = 2.0
+#: A try that begins at the deadline has this long.
+_SHORTEST_TRY_S = 0.5
+#: For one that loads its model. We come back, so that it never finds more than a few of ours.
+_DESCRIBE_TIMEOUT_S = 10.0
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 
@@ -48,37 +52,82 @@ async def describe_with_patience(
     on_wait: Callable[[str], None],
     secret: bytes | None = None,
 ) -> Description:
-    """Ask prefillers what they serve, waiting until one is there that tells us.
+    """Ask prefillers what they serve, all at once, waiting until one is there that tells us.
 
     Raises:
         PeerLost: none was there for ``timeout_s`` seconds.
         PeerError: each refuses us, or is no prefiller of this protocol.
     """
-    deadline = now_s() + timeout_s
+    asking = {
+        asyncio.create_task(_ask_until(now_s() + timeout_s, address, on_wait, secret)): address
+        for address in dict.fromkeys(addresses)
+    }
+    silent: PeerLost | None = None
+    try:
+        while asking:
+            done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                address = asking.pop(task)
+                try:
+                    return task.result()
+                except (PeerRefused, ProtocolError) as refusal:
+                    if not asking and silent is None:
+                        raise
+                    on_wait(f"without the prefiller at {address}: {refusal}")
+                except PeerLost as lost:
+                    silent = lost
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    assert silent is not None
+    named = " or ".join(map(str, addresses))
+    raise PeerLost(
+        f"no prefiller at {named} in {timeout_s:g} s ({silent.message})",
+        hint=f"check the address, or start it: pdx prefill --model M --listen {addresses[0]}",
+        peer=str(addresses[0]),
+    ) from silent
+
+
+async def _ask_until(
+    deadline_s: float, address: Address, on_wait: Callable[[str], None], secret: bytes | None
+) -> Description:
+    """Ask one prefiller. One that loads its model takes the connection and answers later, so the
+    connection stays: a prefiller that comes up does not find those that we have left.
+
+    Raises:
+        PeerLost: it has not answered by then.
+        PeerError: it refuses us, or is no prefiller of this protocol.
+    """
     waits = backoffs()
-    willing = list(dict.fromkeys(addresses))
-    while True:
-        for address in list(willing):
+    has_said = False
+
+    def say(reason: str) -> None:
+        nonlocal has_said
+        if not has_said:
+            has_said = True
+            left_s = max(0.0, deadline_s - now_s())
+            on_wait(f"waiting for the prefiller at {address} ({left_s:.0f} s at most): {reason}")
+
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(_SILENCE_S, say, "it does not answer yet")
+    try:
+        while True:
+            left_s = max(_SHORTEST_TRY_S, deadline_s - now_s())
             try:
-                return await describe(address, timeout_s=_DESCRIBE_TIMEOUT_S, secret=secret)
-            except (PeerRefused, ProtocolError) as refusal:
-                willing.remove(address)
-                if not willing:
-                    raise
-                on_wait(f"without the prefiller at {address}: {refusal}")
+                async with asyncio.timeout(left_s):
+                    return await describe(address, timeout_s=left_s + 1, secret=secret)
+            except TimeoutError as error:
+                reason = "it does not answer; while it loads its model, it only takes connections"
+                raise PeerLost(f"{address}: {reason}", peer=str(address)) from error
             except PeerLost as lost:
-                error = lost
-                left_s = max(0.0, deadline - now_s())
-                on_wait(f"waiting for the prefiller at {address} ({left_s:.0f} s left): {error}")
-        if left_s <= 0:
-            named = " or ".join(map(str, addresses))
-            raise PeerLost(
-                f"no prefiller at {named} in {timeout_s:g} s ({error.message})",
-                hint="check the address, or start it: pdx prefill --model M --listen "
-                f"{addresses[0]}",
-                peer=str(addresses[0]),
-            ) from error
-        await asyncio.sleep(min(next(waits), left_s))
+                say(lost.message)
+                left_s = deadline_s - now_s()
+                if left_s <= 0:
+                    raise
+                await asyncio.sleep(min(next(waits), left_s))
+    finally:
+        timer.cancel()
 
 
 class PeerConnector:
@@ -121,9 +170,12 @@ class PeerConnector:
             return f"{self.address} is draining"
         return self._status
 
-    async def connect_once(self) -> None:
+    async def connect_once(self, answer_s: float = _DESCRIBE_TIMEOUT_S) -> None:
         """Make a link; its task runs in the background. Where shared memory may be used and carries
         nothing (the two nodes are of different users, say), the network is tried.
+
+        Args:
+            answer_s: how long to wait for a prefiller that loads its model.
 
         Raises:
             PeerRefused: the prefiller refused us for good.
@@ -131,19 +183,22 @@ class PeerConnector:
             PeerError, FabricError: it did not work this time.
         """
         try:
-            link = await self._connect(self._identity)
+            link = await self._connect(self._identity, answer_s)
         except NoDataPath as error:
             if self._identity.fabric != "auto" or self._provider != "shm":
                 raise
             logger.warning("tcp is used instead of shm: %s", error.message)
             self._identity = dataclasses.replace(self._identity, fabric="tcp")
-            link = await self._connect(self._identity)
+            link = await self._connect(self._identity, answer_s)
         self.link = link
         self._status = f"connected to {self.address} ({link.provider})"
         self._serving = asyncio.create_task(link.run())
         self._on_link(self)
 
-    async def _connect(self, identity: NodeIdentity) -> DecodeLink:
+    async def _connect(self, identity: NodeIdentity, answer_s: float) -> DecodeLink:
+        # A prefiller that loads its model answers nobody. It must not find, when it is up, the
+        # handshakes of links that we have given up.
+        await describe(self.address, timeout_s=answer_s, secret=identity.secret)
         connection = await connect(self.address, timeout_s=_CONNECT_TIMEOUT_S)
         link = DecodeLink(
             connection=connection,

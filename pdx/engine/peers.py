@@ -21,6 +21,8 @@ from pdx.metrics.faults import Fault
 __all__ = ["Peers"]
 
 logger = logging.getLogger(__name__)
+#: For each of several prefillers at the start, seconds.
+_ANSWER_S = 1.0
 
 
 class Peers:
@@ -141,10 +143,13 @@ class Peers:
         deadline = now_s() + timeout_s
         waits = backoffs()
         willing = list(self._connectors)
+        said: set[str] = set()
         while True:
+            # One that still loads its model must not keep us from another.
+            answer_s = _ANSWER_S if len(willing) > 1 else max(_ANSWER_S, deadline - now_s())
             for connector in list(willing):
                 try:
-                    return await connector.connect_once()
+                    return await connector.connect_once(answer_s)
                 except (PeerRefused, NoDataPath) as hopeless:
                     willing.remove(connector)
                     if not willing:
@@ -152,7 +157,10 @@ class Peers:
                     on_wait(f"going on without {connector.address}: {hopeless.message}")
                 except (PeerError, FabricError) as error:
                     failure = error
-                    on_wait(f"connecting to {connector.address}: {error.message}")
+                    text = f"connecting to {connector.address}: {error.message}"
+                    if text not in said:
+                        said.add(text)
+                        on_wait(text)
             if now_s() >= deadline:
                 raise failure
             await asyncio.sleep(next(waits))

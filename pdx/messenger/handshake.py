@@ -40,6 +40,7 @@ __all__ = ["FabricChoice", "NodeIdentity", "describe", "greet", "welcome"]
 
 FabricChoice = Literal["auto", "tcp", "shm"]
 _STEP_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 5.0
 _Answer = TypeVar("_Answer", Welcome, Description)
 
 
@@ -61,14 +62,14 @@ async def describe(
     """Ask a prefiller which model it serves.
 
     Args:
-        timeout_s: for the connection, and again for the answer: a prefiller that still loads its
-            model takes connections but does not answer.
+        timeout_s: for the connection (5 at most), and again for the answer: a prefiller that still
+            loads its model takes connections but does not answer.
 
     Raises:
         PeerLost: nobody answers.
         ProtocolError: whoever answers is no prefiller of this protocol.
     """
-    connection = await connect(address, timeout_s=timeout_s)
+    connection = await connect(address, timeout_s=min(timeout_s, _CONNECT_TIMEOUT_S))
     try:
         answer = await _open(connection, Describe(nonce=fresh_nonce()), secret, timeout_s)
     finally:
@@ -163,7 +164,12 @@ async def welcome(
     if hello.protocol != PROTOCOL_VERSION:
         reason = f"protocol {hello.protocol} of the decoder is not {PROTOCOL_VERSION}"
         raise _refused(connection, reason)
-    nonce = await _challenge(connection, hello, identity.secret)
+    try:
+        nonce = await _challenge(connection, hello, identity.secret)
+    except PeerLost:
+        if isinstance(hello, Describe):
+            return None  # a decoder that needs no answer any more
+        raise
     if isinstance(hello, Describe):
         connection.send(_signed(description, identity.secret, hello, nonce))
         return None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from pdx.errors import PeerError, PeerLost, PeerRefused, ProtocolError
+from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused, ProtocolError
 from pdx.fabric.simulated import SimulatedNetwork
 from pdx.messenger.control import ControlConnection, connect
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, describe, welcome
@@ -51,6 +51,25 @@ async def test_two_nodes_that_fit_make_a_link(fabric: FabricChoice, secret: byte
         assert nodes.decode.max_prompt_len == 64
         assert nodes.prefill.node == "d"
     assert nodes.prefill.over.is_set()
+
+
+@pytest.mark.parametrize("lacking", [(["shm"], []), ([], ["shm"]), (["shm"], ["shm"])])
+async def test_auto_takes_the_next_provider_and_says_why_once(
+    lacking: tuple[list[str], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pair(identity("d", "auto"), identity("p", "auto"), lacking=lacking) as nodes:
+        assert nodes.decode.provider == nodes.prefill.provider == "tcp"
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warned == ["shm does not carry pages here, another way does: no room for shm"]
+
+
+async def test_a_provider_that_was_asked_for_is_not_replaced() -> None:
+    with pytest.raises(FabricError, match="no room for shm"):
+        async with pair(identity("d", "shm"), identity("p"), lacking=(["shm"], [])):
+            pytest.fail("they have a link")
+    with pytest.raises(PeerLost, match="cannot be opened: no room for shm"):
+        async with pair(identity("d", "shm"), identity("p", "auto"), lacking=([], ["shm"])):
+            pytest.fail("they have a link")
 
 
 @pytest.mark.parametrize(
@@ -170,6 +189,24 @@ HELLO = Hello(
 async def test_a_prefiller_says_what_it_serves_and_nothing_more() -> None:
     outcome = await opened_with(Describe(nonce=b"n"))
     assert outcome == [None, DESCRIPTION]
+
+
+async def test_who_asks_and_leaves_before_the_answer_is_no_bad_connection() -> None:
+    """A decoder with several prefillers, of which another has answered first."""
+    outcome = []
+
+    async def serve(connection: ControlConnection) -> None:
+        def make_link(hello: Hello) -> PrefillLink:
+            pytest.fail("it asked for no link")
+
+        who = identity("p", secret=SECRET)
+        outcome.append(await welcome(connection, who, DESCRIPTION, 64, make_link))
+
+    async with serving(serve) as address:
+        connection = await connect(address, timeout_s=STEP_S)
+        connection.send(Describe(nonce=b"n"))
+        await connection.close()
+    assert outcome == [None]
 
 
 async def test_whoever_begins_with_something_else_is_cut_off() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdx.errors import CapacityError, PeerError, RequestError
+from pdx.errors import CapacityError, FabricError, PeerError, RequestError
 from pdx.fabric import FabricOptions, MemoryPart, Provider
 from pdx.fabric.simulated import Conditions, SimulatedFabric, SimulatedNetwork
 from pdx.kv.pages import Proof
@@ -64,13 +64,19 @@ def network() -> SimulatedNetwork:
 
 
 @contextlib.contextmanager
-def hub(room: SimulatedNetwork, node: str) -> Iterator[FabricHub]:
-    """A node's fabrics, with memory as ONE_RANK says."""
+def hub(room: SimulatedNetwork, node: str, lacking: Sequence[str] = ()) -> Iterator[FabricHub]:
+    """A node's fabrics, with memory as ONE_RANK says.
+
+    Args:
+        lacking: providers that cannot be opened.
+    """
     size = ONE_RANK.layout().total_bytes
 
     def opener(
         *, provider: Provider, bind_host: Sequence[str], options: FabricOptions
     ) -> SimulatedFabric:
+        if provider in lacking:
+            raise FabricError(f"no room for {provider}")
         return SimulatedFabric(room, node, provider=provider, options=options)
 
     mapped = MappedMemory(
@@ -231,13 +237,21 @@ async def greeted(
 
 @contextlib.asynccontextmanager
 async def pair(
-    decoder: NodeIdentity, prefiller: NodeIdentity, *, takes: bool = True
+    decoder: NodeIdentity,
+    prefiller: NodeIdentity,
+    *,
+    takes: bool = True,
+    lacking: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> AsyncIterator[Pair]:
     decode_engine, prefill_engine, slots = DecodeEngine(), PrefillEngine(takes), SlotTable()
     made: asyncio.Future[tuple[PrefillLink, ControlConnection]]
     made = asyncio.get_running_loop().create_future()
     room = network()
-    with hub(room, "d") as decode_hub, hub(room, "p") as prefill_hub:
+    decoder_lacks, prefiller_lacks = lacking
+    with (
+        hub(room, "d", decoder_lacks) as decode_hub,
+        hub(room, "p", prefiller_lacks) as prefill_hub,
+    ):
 
         async def serve(connection: ControlConnection) -> None:
             def make_link(hello: Hello) -> PrefillLink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import socket
 import struct
@@ -17,6 +18,7 @@ import pytest
 from pdx.fabric.host_addresses import host_addresses
 from tests.system.conftest import Generate, Pair
 from tests.system.nodes import (
+    Node,
     Prefiller,
     decoder,
     end,
@@ -32,6 +34,12 @@ from tests.system.prompts import prompt_of
 KV = ["--kv-memory", "16M"]
 #: Of the small prefiller: 96 tokens.
 FEW_PAGES, PAGE = 6, 16
+
+
+def warnings_of(node: Node) -> list[str]:
+    """Lines of the log that warn."""
+    lines = node.stderr().splitlines()
+    return [line for line in lines if re.match(r"\S+ \S+ [WE] ", line)]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +126,7 @@ def test_unreachable_peer_is_retried_visibly_and_then_given_up(tmp_path: Path) -
     )
     assert code == 1
     assert 1 <= seconds < 5
-    assert f"waiting for the prefiller at {peer}" in said
+    assert said.count(f"waiting for the prefiller at {peer}") == 1
     assert f"error: no prefiller at {peer} in 1 s" in said
     assert f"--listen {peer}" in said
 
@@ -130,13 +138,13 @@ def test_g3_prefiller_that_does_not_answer_yet_is_waited_for_visibly(tmp_path: P
         command = ["decode", "--peer", peer, "--peer-timeout", "1"]
         code, _, said = run_to_end(command, tmp_path / "decode.log", timeout_s=20)
     assert code == 1
-    assert f"no prefiller at {peer} in 1 s ({peer}: no answer in 2 s)" in said
+    assert f"no prefiller at {peer} in 1 s ({peer}: it does not answer; while it loads" in said
 
 
 def test_g3_decoder_started_before_its_prefiller(
     tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
-    """It says what it waits for, and goes on by itself."""
+    """It says once what it waits for, and goes on by itself; nobody warns of this usual order."""
     prompt = prompt_of(tiny_prompt_ids, 40)
     with socket.create_server(("127.0.0.1", 0)) as unused:
         peer = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -148,9 +156,40 @@ def test_g3_decoder_started_before_its_prefiller(
             timeout_s=10,
             what="the decoder says that it waits",
         )
-        nodes.enter_context(prefiller(tiny_llama, tmp_path / "prefill.log", "--listen", peer, *KV))
+        source = nodes.enter_context(
+            prefiller(tiny_llama, tmp_path / "prefill.log", "--listen", peer, *KV)
+        )
         node = waiting.result(timeout=30)
         assert node.complete(prompt, 24) == colocated(prompt, 24)
+        assert source.status().get("bad_connections", 0) == 0
+        assert node.stderr().count("waiting for the prefiller") == 1
+        assert not [line for each in (source, node) for line in warnings_of(each)]
+
+
+def test_a_decoder_that_comes_while_its_prefillers_load_makes_no_warning(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """They listen, answer nobody yet, and one is there long before the other. Both have a secret,
+    so that a handshake takes several messages.
+    """
+    secret = {"PDX_SECRET": "correct horse battery staple"}
+    peers = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            peers.append(f"127.0.0.1:{unused.getsockname()[1]}")
+    with ThreadPoolExecutor(1) as thread, ExitStack() as nodes:
+        later = decoder(",".join(peers), tmp_path / "decode.log", *KV, **secret)
+        waiting = thread.submit(nodes.enter_context, later)
+        sources = []
+        for idx, peer in enumerate(peers):
+            log = tmp_path / f"prefill-{idx}.log"
+            listen = ["--listen", peer, *KV]
+            sources.append(nodes.enter_context(prefiller(tiny_llama, log, *listen, **secret)))
+        node = waiting.result(timeout=30)
+        wait_until(lambda: node.counts()["prefillers"] == 2, timeout_s=20, what="both are there")
+        for source in sources:
+            assert source.status().get("bad_connections", 0) == 0
+        assert not [line for each in (*sources, node) for line in warnings_of(each)]
 
 
 @pytest.mark.slow
@@ -199,6 +238,22 @@ def test_g4_strangers_on_the_control_port_are_closed_and_counted(
     assert "closed:" in source.stderr().rpartition("connection from")[2]
     prompt = prompt_of(tiny_prompt_ids, 40)
     assert pair.decoder.complete(prompt, 24) == colocated(prompt, 24)
+
+
+def test_many_strangers_are_counted_in_a_few_lines(any_prefiller: Prefiller) -> None:
+    host, port = any_prefiller.address.rsplit(":", 1)
+    before = any_prefiller.status().get("bad_connections", 0)
+    lines = len(any_prefiller.stderr().splitlines())
+    for _ in range(100):
+        with socket.create_connection((host, int(port)), timeout=5) as stranger:
+            stranger.sendall(b"\xff" * 100)
+            with contextlib.suppress(ConnectionResetError):
+                stranger.recv(1)
+    any_prefiller.wait_status(
+        lambda status: status["bad_connections"] >= before + 100, what="all are counted"
+    )
+    said = any_prefiller.stderr().splitlines()[lines:]
+    assert len([line for line in said if " closed: " in line]) <= 4, said
 
 
 def test_g4_http_on_the_control_port_is_answered(any_prefiller: Prefiller) -> None:
