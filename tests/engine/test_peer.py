@@ -56,7 +56,7 @@ async def connected(fabric: FabricChoice) -> str:
             await connector.connect_once()
             assert connector.link is not None
             provider = connector.link.provider
-            connector.link.end("the test ends")
+            connector.link.end("the test ends", None)
             await connector.link.over.wait()
     return provider
 
