@@ -161,7 +161,7 @@ def test_g3_decoder_started_before_its_prefiller(
         )
         node = waiting.result(timeout=30)
         assert node.complete(prompt, 24) == colocated(prompt, 24)
-        assert source.status().get("bad_connections", 0) == 0
+        assert source.status()["faults_bad_connection"] == 0
         assert node.stderr().count("waiting for the prefiller") == 1
         assert not [line for each in (source, node) for line in warnings_of(each)]
 
@@ -188,7 +188,7 @@ def test_a_decoder_that_comes_while_its_prefillers_load_makes_no_warning(
         node = waiting.result(timeout=30)
         wait_until(lambda: node.counts()["prefillers"] == 2, timeout_s=20, what="both are there")
         for source in sources:
-            assert source.status().get("bad_connections", 0) == 0
+            assert source.status()["faults_bad_connection"] == 0
         assert not [line for each in (*sources, node) for line in warnings_of(each)]
 
 
@@ -242,7 +242,7 @@ def test_g4_strangers_on_the_control_port_are_closed_and_counted(
 
 def test_many_strangers_are_counted_in_a_few_lines(any_prefiller: Prefiller) -> None:
     host, port = any_prefiller.address.rsplit(":", 1)
-    before = any_prefiller.status().get("bad_connections", 0)
+    before = any_prefiller.status()["faults_bad_connection"]
     lines = len(any_prefiller.stderr().splitlines())
     for _ in range(100):
         with socket.create_connection((host, int(port)), timeout=5) as stranger:
@@ -250,7 +250,7 @@ def test_many_strangers_are_counted_in_a_few_lines(any_prefiller: Prefiller) -> 
             with contextlib.suppress(ConnectionResetError):
                 stranger.recv(1)
     any_prefiller.wait_status(
-        lambda status: status["bad_connections"] >= before + 100, what="all are counted"
+        lambda status: status["faults_bad_connection"] >= before + 100, what="all are counted"
     )
     said = any_prefiller.stderr().splitlines()[lines:]
     assert len([line for line in said if " closed: " in line]) <= 4, said
