@@ -198,7 +198,8 @@ class PeerConnector:
     async def _connect(self, identity: NodeIdentity, answer_s: float) -> DecodeLink:
         # A prefiller that loads its model answers nobody. It must not find, when it is up, the
         # handshakes of links that we have given up.
-        await describe(self.address, timeout_s=answer_s, secret=identity.secret)
+        if self.link is None:
+            await describe(self.address, timeout_s=answer_s, secret=identity.secret)
         connection = await connect(self.address, timeout_s=_CONNECT_TIMEOUT_S)
         link = DecodeLink(
             connection=connection,
