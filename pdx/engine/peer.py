@@ -31,8 +31,6 @@ _PROBE_TIMEOUT_S = 6.0
 _SILENCE_S = 2.0
 #: A try that begins at the deadline has this long.
 _SHORTEST_TRY_S = 0.5
-#: For one that loads its model. We come back, so that it never finds more than a few of ours.
-_DESCRIBE_TIMEOUT_S = 10.0
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 
@@ -170,12 +168,9 @@ class PeerConnector:
             return f"{self.address} is draining"
         return self._status
 
-    async def connect_once(self, answer_s: float = _DESCRIBE_TIMEOUT_S) -> None:
+    async def connect_once(self) -> None:
         """Make a link; its task runs in the background. Where shared memory may be used and carries
         nothing (the two nodes are of different users, say), the network is tried.
-
-        Args:
-            answer_s: how long to wait for a prefiller that loads its model.
 
         Raises:
             PeerRefused: the prefiller refused us for good.
@@ -183,23 +178,19 @@ class PeerConnector:
             PeerError, FabricError: it did not work this time.
         """
         try:
-            link = await self._connect(self._identity, answer_s)
+            link = await self._connect(self._identity)
         except NoDataPath as error:
             if self._identity.fabric != "auto" or self._provider != "shm":
                 raise
             logger.warning("tcp is used instead of shm: %s", error.message)
             self._identity = dataclasses.replace(self._identity, fabric="tcp")
-            link = await self._connect(self._identity, answer_s)
+            link = await self._connect(self._identity)
         self.link = link
         self._status = f"connected to {self.address} ({link.provider})"
         self._serving = asyncio.create_task(link.run())
         self._on_link(self)
 
-    async def _connect(self, identity: NodeIdentity, answer_s: float) -> DecodeLink:
-        # A prefiller that loads its model answers nobody. It must not find, when it is up, the
-        # handshakes of links that we have given up.
-        if self.link is None:
-            await describe(self.address, timeout_s=answer_s, secret=identity.secret)
+    async def _connect(self, identity: NodeIdentity) -> DecodeLink:
         connection = await connect(self.address, timeout_s=_CONNECT_TIMEOUT_S)
         link = DecodeLink(
             connection=connection,

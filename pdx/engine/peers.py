@@ -21,8 +21,6 @@ from pdx.metrics.faults import Fault
 __all__ = ["Peers"]
 
 logger = logging.getLogger(__name__)
-#: For each of several prefillers at the start, seconds.
-_ANSWER_S = 1.0
 
 
 class Peers:
@@ -145,11 +143,9 @@ class Peers:
         willing = list(self._connectors)
         said: set[str] = set()
         while True:
-            # One that still loads its model must not keep us from another.
-            answer_s = _ANSWER_S if len(willing) > 1 else max(_ANSWER_S, deadline - now_s())
             for connector in list(willing):
                 try:
-                    return await connector.connect_once(answer_s)
+                    return await connector.connect_once()
                 except (PeerRefused, NoDataPath) as hopeless:
                     willing.remove(connector)
                     if not willing:

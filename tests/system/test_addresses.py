@@ -166,32 +166,6 @@ def test_g3_decoder_started_before_its_prefiller(
         assert not [line for each in (source, node) for line in warnings_of(each)]
 
 
-def test_a_decoder_that_comes_while_its_prefillers_load_makes_no_warning(
-    tiny_llama: Path, tmp_path: Path
-) -> None:
-    """They listen, answer nobody yet, and one is there long before the other. Both have a secret,
-    so that a handshake takes several messages.
-    """
-    secret = {"PDX_SECRET": "correct horse battery staple"}
-    peers = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as unused:
-            peers.append(f"127.0.0.1:{unused.getsockname()[1]}")
-    with ThreadPoolExecutor(1) as thread, ExitStack() as nodes:
-        later = decoder(",".join(peers), tmp_path / "decode.log", *KV, **secret)
-        waiting = thread.submit(nodes.enter_context, later)
-        sources = []
-        for idx, peer in enumerate(peers):
-            log = tmp_path / f"prefill-{idx}.log"
-            listen = ["--listen", peer, *KV]
-            sources.append(nodes.enter_context(prefiller(tiny_llama, log, *listen, **secret)))
-        node = waiting.result(timeout=30)
-        wait_until(lambda: node.counts()["prefillers"] == 2, timeout_s=20, what="both are there")
-        for source in sources:
-            assert source.status()["faults_bad_connection"] == 0
-        assert not [line for each in (*sources, node) for line in warnings_of(each)]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_g3_both_started_at_once_ten_times(
