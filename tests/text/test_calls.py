@@ -33,6 +33,20 @@ def find(pieces: list[str], form: CallForm = HERMES) -> tuple[str, list[ToolCall
         (f"{CALL}\nand {CALL} so", "\nand so", [FOUND, FOUND]),
         (CALL.removesuffix("</tool_call>"), "", [FOUND]),
         ('<tool_call>{"name": "f"}</tool_call>', "", [ToolCall(name="f", arguments="{}")]),
+        *(
+            (CALL.replace('{"a": "ä", "b": [1]}', none), "", [ToolCall(name="f", arguments="{}")])
+            for none in ("null", '""', "[]", "{}")
+        ),
+        # Brackets at the end are missing, or are too many.
+        (CALL.replace("}}\n", "}"), "", [FOUND]),
+        (CALL.replace("}}\n", ""), "", [FOUND]),
+        (CALL.replace("}}", "}}}"), "", [FOUND]),
+        (f'<tool_call>{{"function": {CALL[12:-13]}}}</tool_call>', "", [FOUND]),
+        (
+            r'<tool_call>{"name": "f", "arguments": {"a": "\d C:\users \\ \"it\'s\" \u00e4"}}',
+            "",
+            [ToolCall(name="f", arguments=r"""{"a": "\\d C:\\users \\ \"it's\" \u00e4"}""")],
+        ),
         (
             '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
             "",
@@ -104,7 +118,10 @@ START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
         (f"\n\n{LLAMA}\n", "", [FOUND]),
         (f"<|python_tag|>{LLAMA}", "", [FOUND]),
         (f"{LLAMA}; {LLAMA}", "", [FOUND, FOUND]),
+        (f"{LLAMA}, {LLAMA}, so", ", so", [FOUND, FOUND]),
         (LLAMA.replace("parameters", "arguments"), "", [FOUND]),
+        (LLAMA.replace('"name"', '"type": "function", "function"'), "", [FOUND]),
+        (f'{{"type": "function", "function": {LLAMA}}}', "", [FOUND]),
         (f"I call {LLAMA}", f"I call {LLAMA}", []),
         (f"{LLAMA} now", " now", [FOUND]),
         ('{"name": "Bonn", "people": 3}', '{"name": "Bonn", "people": 3}', []),
@@ -135,12 +152,19 @@ def test_llamas_words_go_out_as_they_come() -> None:
         (START + V31_CALL, "", [FOUND]),
         (START + "so: " + V31_CALL + END, START + "so:", [FOUND]),
         (START + V31_CALL.removesuffix("<｜tool▁call▁end｜>"), "", [FOUND]),
+        (START + V31_CALL.replace("}", "") + END, "", [FOUND]),
+        (START + V3_CALL.replace("json", "JSON") + END, "", [FOUND]),
+        (START + V3_CALL.replace("```json\n", "").replace("\n```", "") + END, "", [FOUND]),
+        (
+            START + V3_CALL.replace("function<｜tool▁sep｜>f\n", "f<｜tool▁sep｜>") + END,
+            "",
+            [FOUND],
+        ),
         *(
             (text, text, [])
             for text in (
                 START + END,
                 START + "f" + END,
-                START + V31_CALL.replace("}", "") + END,
                 START + V31_CALL.replace("f<", "<", 1) + END,
                 "no call: <｜tool",
             )
@@ -194,6 +218,18 @@ TOOLS = [
     [
         (f"I see.\n\n{XML}\n{XML}", "I see.", [FOUND, FOUND]),
         (XML.removesuffix("</tool_call>"), "", [FOUND]),
+        (XML.replace("\n", "\r\n"), "", [FOUND]),
+        # One end tag is missing.
+        (XML.replace("</function>", ""), "", [FOUND]),
+        (XML.replace("</parameter>\n<parameter", "<parameter"), "", [FOUND]),
+        (XML.replace("</parameter>\n</function>", "</function>"), "", [FOUND]),
+        (XML.replace("</parameter>\n</function>\n", ""), "", [FOUND]),
+        (f"{XML.replace('</function>', '')} so {XML}", " so", [FOUND, FOUND]),
+        (
+            XML.replace("</parameter>\n</function>\n</tool_call>", "") + XML,
+            XML.replace("\n</parameter>\n</function>\n</tool_call>", ""),
+            [FOUND],
+        ),
         (
             "<tool_call><function=f></function></tool_call>",
             "",
@@ -212,7 +248,6 @@ TOOLS = [
         *(
             (text, text, [])
             for text in (
-                XML.replace("</function>", ""),
                 XML.replace("<parameter=a>", "<parameter>"),
                 XML.replace("<function=f>", "<function=f> so"),
                 "<tool_call></tool_call>",

@@ -126,8 +126,7 @@ class CallFinder:
             found = yield from self._read_call(tag)
         except NoCall as no_call:
             end = start + len(tag) if no_call.end is None else no_call.end
-            self._num_read_again += source.position - end
-            if self._num_read_again > _FREE_CHARS + _MAX_READS * source.position:
+            if not self._may_read_again(source.position - end):
                 end = source.position
             self._say(source.text(start, end))
             source.rewind(end)
@@ -140,6 +139,14 @@ class CallFinder:
         if form.call is not None and not found.is_closed:
             owed.add(form.call.end)
         self._owed = frozenset(owed)
+        start = source.position
+        if found.read_to > start and not self._may_read_again(found.read_to - start):
+            self._say(source.text(start, found.read_to))
+            source.rewind(found.read_to)
+
+    def _may_read_again(self, num_chars: int) -> bool:
+        self._num_read_again += num_chars
+        return self._num_read_again <= _FREE_CHARS + _MAX_READS * self._source.position
 
     def _read_call(self, tag: str) -> Reading[Found]:
         form, source = self._form, self._source

@@ -19,6 +19,8 @@ class Found:
     calls: list[ToolCall]
     #: The call's end tag has been read with it.
     is_closed: bool
+    #: Position up to which the text was read to find the end, if that is far behind it.
+    read_to: int = 0
 
 
 class NoCall(Exception):

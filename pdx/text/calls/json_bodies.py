@@ -1,16 +1,25 @@
 """Reads calls whose arguments are JSON: a `JsonCall` or a `NamedJson`.
 
-Arguments go to the client as the model wrote them, so that no digit and no escape changes.
+Arguments go to the client as the model wrote them, so that no digit and no escape changes. Where
+the end of a call stands in the place of closing brackets, it closes them.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 
 from pdx.text.calls.form import CallForm, JsonCall, NamedJson, ToolCall
 from pdx.text.calls.found import MAX_NAME_CHARS, Found, NoCall
-from pdx.text.calls.json_text import NotJson, elements, members, pass_json, proper_json
+from pdx.text.calls.json_text import (
+    NotJson,
+    elements,
+    members,
+    pass_json,
+    proper_json,
+    with_proper_escapes,
+)
 from pdx.text.calls.source import Reading, Source
 
 __all__ = ["read_json_calls", "read_named_json"]
@@ -20,12 +29,12 @@ _SPACE = re.compile(r"\s*")
 _BRACKETS = re.compile(r"[\s\]}]*")
 _NAME = re.compile(r"[^<\n`]*")
 #: Behind a fence.
-_LANGUAGE = re.compile(r"[a-z]*")
+_LANGUAGE = re.compile(r"[A-Za-z]*")
 
 
 def read_json_calls(form: CallForm, body: JsonCall, source: Source) -> Reading[Found]:
     """One object, or an array of them. The source stands behind the start tag, if there is one."""
-    text = yield from _read_value(source)
+    text = yield from _read_value(source, () if form.call is None else (form.call.end,))
     try:
         objects = elements(text) if text.startswith("[") else [text]
         calls = [_call_of_object(body, each, needs_arguments=form.is_bare) for each in objects]
@@ -43,16 +52,18 @@ def read_named_json(form: CallForm, body: NamedJson, source: Source) -> Reading[
     if (yield from source.match((body.separator,))) is None:
         raise NoCall
     yield from source.skip(_SPACE)
-    is_fenced = (yield from source.peek()) != "{"
-    if is_fenced:  # what has been read was the kind of the tool
-        name = yield from source.take(_NAME)
+    if (yield from source.peek()) not in ("{", body.fence[0]):
+        name = yield from source.take(_NAME)  # what has been read was the kind of the tool
         yield from source.skip(_SPACE)
+    is_fenced = (yield from source.peek()) == body.fence[0]
+    if is_fenced:
         if (yield from source.match((body.fence,))) is None:
             raise NoCall
         yield from source.skip(_LANGUAGE)
-    text = yield from _read_value(source)
+    ends = (body.fence,) if form.call is None else (body.fence, form.call.end)
+    text = yield from _read_value(source, ends)
     try:
-        call = _call(name.strip(), text)
+        call = _call(name, text)
     except (ValueError, RecursionError):
         call = None
     if call is None:
@@ -62,17 +73,21 @@ def read_named_json(form: CallForm, body: NamedJson, source: Source) -> Reading[
     return (yield from _read_end(form, source, [call]))
 
 
-def _read_value(source: Source) -> Reading[str]:
-    """An object or an array."""
+def _read_value(source: Source, ends: Sequence[str]) -> Reading[str]:
+    """An object or an array, with the closing brackets that one of ``ends`` stands for."""
     yield from source.skip(_SPACE)
     start = source.position
     if (yield from source.peek()) not in ("{", "["):
         raise NoCall
     try:
         yield from pass_json(source)
-    except NotJson:
-        raise NoCall from None
-    return source.text(start, source.position)
+    except NotJson as error:
+        end = source.position
+        if not error.missing or (yield from source.match(ends)) is None:
+            raise NoCall from None
+        source.rewind(end)
+        return with_proper_escapes(source.text(start, end) + error.missing)
+    return with_proper_escapes(source.text(start, source.position))
 
 
 def _read_end(form: CallForm, source: Source, calls: list[ToolCall]) -> Reading[Found]:
@@ -97,20 +112,27 @@ def _call_of_object(body: JsonCall, text: str, *, needs_arguments: bool) -> Tool
     found = members(text)
     if found is None:
         return None
+    function = found.get("function", "")
+    if body.name_key not in found:  # as OpenAI's clients write calls, or nearly so
+        if function.startswith("{"):
+            return _call_of_object(body, function, needs_arguments=needs_arguments)
+        found[body.name_key] = function or "null"
     keys = [key for key in body.arguments_keys if key in found]
     if needs_arguments and not keys:
         return None  # some other object that has a name
-    name = json.loads(found.get(body.name_key, "null"), strict=False)
+    name = json.loads(found[body.name_key], strict=False)
     return _call(name, found[keys[0]] if keys else "null")
 
 
 def _call(name: object, arguments: str) -> ToolCall | None:
-    """``arguments``: JSON of an object, or of a string that holds one; null for none."""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or not _is_text(name):
+    """``arguments``: JSON of an object, or of a string that holds one; null, or what is empty, for
+    none."""
+    name = name.strip() if isinstance(name, str) else ""
+    if not 0 < len(name) <= MAX_NAME_CHARS or not _is_text(name):
         return None
     if arguments.startswith('"'):
         arguments = json.loads(arguments, strict=False).strip()
-    if arguments == "null":
+    if arguments in ("", "null", "[]"):
         arguments = "{}"
     return ToolCall(name=name, arguments=proper_json(arguments)) if arguments[:1] == "{" else None
 

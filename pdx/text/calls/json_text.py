@@ -1,6 +1,7 @@
 """Reads one JSON value out of a text that goes on behind it, character by character.
 
-Line breaks and tabs inside strings are let through, which JSON forbids and models write.
+What JSON forbids and models write is let through: line breaks and tabs inside strings, and escapes
+that there are none of (``"\\d+"``).
 """
 
 from __future__ import annotations
@@ -10,21 +11,31 @@ import re
 
 from pdx.text.calls.source import Reading, Source
 
-__all__ = ["NotJson", "elements", "members", "pass_json", "proper_json"]
+__all__ = [
+    "NotJson",
+    "elements",
+    "members",
+    "pass_json",
+    "proper_json",
+    "with_proper_escapes",
+]
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'[^"\\]*')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?|true|false|null")
 _CLOSER = {"{": "}", "[": "]"}
-_ESCAPED = frozenset('"\\/bfnrt')
 #: JSON can spell half of a surrogate pair; UTF-8 cannot.
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_HEX = frozenset("0123456789abcdefABCDEF")
+_ESCAPE = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4}|(?P<quote>')|)")
 
 
 class NotJson(Exception):
-    """What has been read begins no JSON value."""
+    """What has been read begins no JSON value. ``missing``: brackets with which it would be one."""
+
+    def __init__(self, missing: str = "") -> None:
+        super().__init__()
+        self.missing = missing
 
 
 def pass_json(source: Source) -> Reading[None]:
@@ -51,7 +62,9 @@ def pass_json(source: Source) -> Reading[None]:
             closers.pop()
         if not closers:
             return
-        yield from _pass_one_of(source, ",")
+        if (yield from source.peek()) != ",":
+            raise NotJson("".join(reversed(closers)))
+        source.pass_char()
         yield from _pass_key(source, closers[-1])
 
 
@@ -78,9 +91,9 @@ def _pass_string(source: Source) -> Reading[None]:
         yield from source.skip(_PLAIN)
         if (yield from _pass_one_of(source, '"\\')) == '"':
             return
-        if (yield from _pass_one_of(source, _ESCAPED | {"u"})) == "u":
-            for _ in range(4):
-                yield from _pass_one_of(source, _HEX)
+        if not (yield from source.peek()):
+            raise NotJson
+        source.pass_char()
 
 
 def _pass_one_of(source: Source, chars: str | frozenset[str]) -> Reading[str]:
@@ -130,6 +143,18 @@ def elements(text: str) -> list[str]:
     return found
 
 
+def with_proper_escapes(text: str) -> str:
+    """The same value, without escapes that JSON does not have: their backslash stands for itself,
+    as in a path or a pattern, but for that of ``\\'``."""
+    return _ESCAPE.sub(_proper_escape, text)
+
+
+def _proper_escape(found: re.Match[str]) -> str:
+    if found["quote"]:
+        return "'"
+    return found[0] if len(found[0]) > 1 else "\\\\"
+
+
 def _past_space(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     assert found is not None
@@ -143,6 +168,7 @@ def proper_json(text: str) -> str:
         ValueError: it is no JSON.
         RecursionError: it is nested too deeply.
     """
+    text = with_proper_escapes(text)
     try:
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
     except json.JSONDecodeError:  # line breaks inside strings

@@ -1,4 +1,5 @@
-"""``{"name": NAME, "parameters": {...}}`` without tags, ``;`` between several: Llama 3.1 to 3.3."""
+"""``{"name": NAME, "parameters": {...}}`` without tags, ``;`` between several (small ones write
+``,``): Llama 3.1 to 3.3."""
 
 from __future__ import annotations
 
@@ -13,5 +14,5 @@ LLAMA3 = CallForm(
     is_taught_by=lambda template: _LESSON in template,
     body=JsonCall(name_key="name", arguments_keys=("parameters", "arguments")),
     prefix="<|python_tag|>",
-    separators=";",
+    separators=";,",
 )

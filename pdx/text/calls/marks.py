@@ -8,7 +8,9 @@ rules, in this order:
 - Tags in a value that are balanced, as those of a whole parameter, belong to the value.
 - A parameter is given once, and where the schema allows no other parameters, it must be one of
   the schema's; what looks like another one belongs to the value.
-- If these cannot all be kept, balance goes first, then the schema.
+- If these cannot all be kept, a value's end tag is taken to be missing where another parameter of
+  the schema, or the function's end, begins a line.
+- If that does not help, balance goes first, then the schema.
 
 In a call that is written in lines, as templates write it, tags of which something else stands in
 front on their line open and close nothing.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Mark", "MarkKind", "is_strong", "pairs"]
 
@@ -89,6 +91,9 @@ def pairs(
     balanced = _balanced(marks, in_lines=in_lines)
     if balanced is not None and _all_fit(balanced, fits):
         return balanced
+    mended = _balanced(_mended(marks, known), in_lines=in_lines) if in_lines else None
+    if mended is not None and _all_fit(mended, fits):
+        return mended
     return _flat(marks, fits) or balanced or _flat(marks, lambda key, given: True)
 
 
@@ -120,6 +125,25 @@ def _balanced(marks: Sequence[Mark], *, in_lines: bool) -> list[Pair] | None:
                 found.append((key, mark))
                 key = None
     return found if key is None else None
+
+
+def _mended(marks: Sequence[Mark], known: frozenset[str]) -> list[Mark]:
+    """The marks with VALUE_ENDs where they are missing."""
+    mended = [marks[0], marks[1]]
+    given = {marks[1].key}
+    is_open = True
+    for idx, mark in enumerate(marks[2:], 2):
+        is_end = idx + 1 == len(marks)
+        is_next = mark.kind is MarkKind.KEY and mark.begins_line and mark.key in known - given
+        if is_open and (is_next or is_end):
+            end = replace(mark, kind=MarkKind.VALUE_END, end=mark.start, is_adjacent=False, key="")
+            mended += [end, replace(mark, is_adjacent=True)]
+        else:
+            mended.append(mark)
+        if mark.kind is MarkKind.KEY:
+            given.add(mark.key)
+        is_open = mark.kind is MarkKind.KEY or (is_open and mark.kind is not MarkKind.VALUE_END)
+    return mended
 
 
 def _flat(marks: Sequence[Mark], fits: Callable[[str, Container[str]], bool]) -> list[Pair] | None:

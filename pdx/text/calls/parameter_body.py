@@ -3,14 +3,16 @@
 The function's end is found as the text comes: it is the tag right behind a value's end (or behind
 the name), unless it closes a function that a value quotes. The call's end tag should follow. Where
 it does not, the function has ended all the same if another call begins or the answer ends; until
-then the text could still be a value's. Which of the tags inside belong to values is told at the end
-(`marks.py`).
+then the text could still be a value's. Models also leave out an end tag inside: if the answer ends
+and the function has not, it has at the call's end tag, if another call or nothing follows that.
+Which of the tags inside belong to values is told at the end (`marks.py`).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from pdx.text.calls.form import CallForm, Parameters, ToolCall
 from pdx.text.calls.found import MAX_NAME_CHARS, Found, NoCall
@@ -21,6 +23,7 @@ from pdx.text.calls.source import Reading, Source
 __all__ = ["read_parameters"]
 
 _SPACE = re.compile(r"\s*")
+_STARTS = (MarkKind.CALL, MarkKind.NAME)
 
 
 def read_parameters(
@@ -48,12 +51,14 @@ def read_parameters(
     joined = ", ".join(
         f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in arguments.items()
     )
-    return Found(calls=[ToolCall(name=name, arguments=f"{{{joined}}}")], is_closed=is_closed)
+    call = ToolCall(name=name, arguments=f"{{{joined}}}")
+    return Found(calls=[call], is_closed=is_closed, read_to=function.read_to)
 
 
 def _value(text: str) -> str:
     """Without the line breaks that belong to the tags."""
-    return text.removeprefix("\n").removesuffix("\n")
+    line_break = "\r\n" if text.startswith("\r\n") else "\n"
+    return text.removeprefix(line_break).removesuffix(line_break)
 
 
 class _Balance:
@@ -99,6 +104,8 @@ class _Function:
         self._line = 0
         #: Keys and values have lines of their own, as the first key has.
         self.in_lines = False
+        #: Where reading had got to, if it went far behind the end to find it.
+        self.read_to = 0
 
     def read_start(self, start: str) -> Reading[str]:
         """Read up to the name, and see that a parameter or the end follows."""
@@ -162,14 +169,33 @@ class _Function:
                     if not (yield from self._goes_on_behind(mark)):
                         return self._marks[:idx], True
                     odd.append(unclosed.pop())
-            elif mark.kind in (MarkKind.CALL, MarkKind.NAME) and unclosed:
+            elif mark.kind in _STARTS and unclosed:
                 break
             depth += opens_function
         if not (unclosed or odd):
-            raise NoCall
+            return self._end_at_call_end(), True
         end = (unclosed or odd)[0]
         self._source.rewind(self._marks[end].end)
         return self._marks[: end + 1], False
+
+    def _end_at_call_end(self) -> list[Mark]:
+        """The marks up to the call's end tag, which stands in the place of the function's END or
+        follows one that no value's end is in front of."""
+        source = self._source
+        self.read_to = source.position
+        written = [m for m in self._marks[1:] if m.begins_line or not self.in_lines]
+        outer = [m for m in written if m.kind in (*_STARTS, MarkKind.CALL_END)]
+        if not outer or outer[0].kind is not MarkKind.CALL_END:
+            raise NoCall
+        idx = self._marks.index(outer[0])
+        mark = outer[0]
+        has_next = any(m.kind in _STARTS for m in self._marks[idx + 1 : idx + 2])
+        if not has_next and source.text(mark.end, self.read_to).strip():
+            raise NoCall
+        source.rewind(mark.end)
+        if self._marks[idx - 1].kind is MarkKind.END and mark.is_adjacent:
+            return self._marks[:idx]
+        return [*self._marks[:idx], replace(mark, kind=MarkKind.END)]
 
     def _is_inside(self, mark: Mark) -> bool:
         """Whether a mark follows a function's name as in a function."""
@@ -213,7 +239,7 @@ class _Function:
                     break
             is_adjacent, begins_line = False, False
         if self._kinds[tag] is MarkKind.KEY and len(self._marks) == 1:
-            self.in_lines = (yield from source.peek()) == "\n"
+            self.in_lines = (yield from source.peek()) in ("\n", "\r")
         mark = Mark(
             kind=self._kinds[tag],
             start=at,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
-from pdx.text.calls.json_text import proper_json
+from pdx.text.calls.json_text import proper_json, with_proper_escapes
 
 __all__ = ["FunctionSchema", "ToolSchemas"]
 
@@ -30,7 +31,23 @@ _MAX_STEPS = 1000
 _MAX_DEPTH = 64
 #: Python's parser is slow and deep; longer values are JSON or strings.
 _MAX_PYTHON_CHARS = 65536
-_NAMES = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false", "None": "null"}
+_NAMES = {
+    **dict.fromkeys(("True", "TRUE"), "true"),
+    **dict.fromkeys(("False", "FALSE"), "false"),
+    **dict.fromkeys(("None", "Null", "NULL"), "null"),
+}
+#: Numbers that JSON writes in another way: ``+5``, ``007``, ``.5``, ``5.``
+_NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?((?:[eE][+-]?\d+)?)", re.ASCII)
+#: Names for types that JSON schema does not have and tools are described with, in small letters.
+_TYPE_OF_NAME = {
+    **dict.fromkeys(("str", "text", "char", "varchar", "enum"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "long", "short"), "integer"),
+    **dict.fromkeys(("float", "double", "decimal"), "number"),
+    **dict.fromkeys(("bool",), "boolean"),
+    **dict.fromkeys(("list", "tuple", "set"), "array"),
+    **dict.fromkeys(("dict", "map", "mapping"), "object"),
+    **dict.fromkeys(("none", "nonetype"), "null"),
+}
 #: Keywords that only one type has, where the type is left out.
 _TYPE_OF_KEYWORD = {
     "properties": "object",
@@ -118,6 +135,7 @@ class _Checks:
         readings = [literal for literal in literals if not isinstance(literal[0], str)]
         readings.append((text, raw))
         readings += [literal for literal in literals if isinstance(literal[0], str)]
+        readings += _odd_number(text.strip())
         for value, written in readings:
             if self._is_accepted(schema, value):
                 return written
@@ -235,6 +253,8 @@ def _kind(value: Any) -> str:
 
 def _is_of_type(value: Any, name: object) -> bool:
     kind = _kind(value)
+    if isinstance(name, str):
+        name = _TYPE_OF_NAME.get(name.lower(), name.lower())
     if name in ("null", "boolean", "integer", "string", "array", "object"):
         return kind == name
     if name == "number":
@@ -265,11 +285,24 @@ def _literals(text: str) -> Iterator[tuple[Any, str]]:
 
 
 def _json_literal(text: str) -> tuple[Any, str] | None:
-    text = _NAMES.get(text, text)
+    text = with_proper_escapes(_NAMES.get(text, text))
     try:
         return json.loads(text, strict=False), proper_json(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _odd_number(text: str) -> Iterator[tuple[Any, str]]:
+    """A number that is written as JSON does not write it."""
+    found = _NUMBER.fullmatch(text)
+    if found is None or not (found[2] or found[3]):
+        return
+    sign, whole, fraction, exponent = found.groups()
+    written = sign.removeprefix("+") + (whole.lstrip("0") or "0")
+    written += (f".{fraction}" if fraction else "") + exponent
+    value = _json_literal(written)
+    if value is not None:
+        yield value
 
 
 def _python_literal(text: str) -> tuple[Any, str] | None:
