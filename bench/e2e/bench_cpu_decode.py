@@ -42,7 +42,7 @@ from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from pdx.runner.memory import export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
-from pdx.runner.progress import HostProgress
+from pdx.runner.progress import Progress
 from pdx.weights.load import load_parameters
 
 MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
@@ -65,8 +65,8 @@ class Pdx:
         self._memory, kv = export_kv(
             layout, getattr(torch, dtype), torch.device("cpu"), poison=True
         )
-        self._progress = export_progress()
-        progress = HostProgress(self._progress[2])
+        self._progress, eventfd = export_progress()
+        progress = Progress(self._progress.mapping, eventfd, torch.device("cpu"), model.ops.publish)
         self._runner = ModelRunner(model.eval(), config, kv, layout, progress, LoneRank())
         self._pass_idx = 0
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pdx.kernels.attention_tiles import next_power_of_2
-from pdx.kernels.page_tables import PageTables
+from pdx.kernels.batch import RequestGroup
 
 __all__ = ["Splits", "merge_splits"]
 
@@ -32,28 +32,28 @@ class Splits:
     lse: Tensor
 
     @classmethod
-    def empty(cls, tables: PageTables, num_heads: int, num_splits: int, width: int) -> Splits:
+    def empty(cls, group: RequestGroup, num_heads: int, num_splits: int, width: int) -> Splits:
         """Memory for one launch."""
-        shape = (len(tables) * tables.max_rows, num_heads, num_splits)
-        device = tables.row_starts.device
+        shape = (len(group) * group.max_query_len, num_heads, num_splits)
+        device = group.query_starts.device
         return cls(
             parts=torch.empty((*shape, width), dtype=torch.float32, device=device),
             lse=torch.empty(shape, dtype=torch.float32, device=device),
         )
 
 
-def merge_splits(splits: Splits, tables: PageTables, out: Tensor) -> None:
+def merge_splits(splits: Splits, group: RequestGroup, out: Tensor) -> None:
     """Write the requests' rows of out [T, Hq, D]; other rows stay."""
     _, num_heads, num_splits, width = splits.parts.shape
-    _kernel[(len(tables) * tables.max_rows, num_heads)](
+    _kernel[(len(group) * group.max_query_len, num_heads)](
         splits.parts,
         splits.lse,
         out,
-        tables.row_starts,
-        tables.num_rows,
+        group.query_starts,
+        group.query_lens,
         out.stride(0),
         out.stride(1),
-        MAX_ROWS=tables.max_rows,
+        MAX_ROWS=group.max_query_len,
         NUM_SPLITS=num_splits,
         BLOCK_S=next_power_of_2(num_splits),
         WIDTH=width,

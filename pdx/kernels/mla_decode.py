@@ -23,8 +23,8 @@ from pdx.kernels.attention_tiles import (
     tile_pages,
     token_offsets,
 )
+from pdx.kernels.batch import RequestGroup
 from pdx.kernels.merge_splits import Splits, merge_splits
-from pdx.kernels.page_tables import PageTables
 from pdx.kernels.triton_dtypes import triton_dtype
 
 __all__ = ["mla_decode"]
@@ -33,7 +33,7 @@ __all__ = ["mla_decode"]
 def mla_decode(
     q: Tensor,
     kv: Tensor,
-    tables: PageTables,
+    group: RequestGroup,
     scale: float,
     latent_dim: int,
     *,
@@ -47,27 +47,25 @@ def mla_decode(
     num_heads, width, page_size = q.shape[1], q.shape[2], kv.shape[1]
     assert kv.stride()[1:] == (width, 1) and q.stride(2) == 1 and kv.dtype == q.dtype
     out = q.new_empty(q.shape[0], num_heads, latent_dim)
-    if not len(tables) or not tables.max_rows:
+    if not len(group) or not group.max_query_len:
         return out
-    most_rows = num_heads * tables.max_rows
+    most_rows = num_heads * group.max_query_len
     config = decisions.mla_decode_config(decisions.arch_of(q.device), most_rows, q.dtype)
     num_blocks = -(-most_rows // config.block_m)
     if num_splits is None:
-        num_splits = decisions.num_splits_for(
-            len(tables) * num_blocks, tables.max_context_len, q.device
-        )
-    splits = Splits.empty(tables, num_heads, num_splits, latent_dim) if num_splits > 1 else None
-    _kernel[(len(tables), num_blocks, num_splits)](
+        num_splits = decisions.num_splits_for(len(group) * num_blocks, group.max_seq_len, q.device)
+    splits = Splits.empty(group, num_heads, num_splits, latent_dim) if num_splits > 1 else None
+    _kernel[(len(group), num_blocks, num_splits)](
         q,
         kv,
         out,
         out if splits is None else splits.parts,
         out if splits is None else splits.lse,
-        tables.row_starts,
-        tables.num_rows,
-        tables.context_lens,
-        tables.table_starts,
-        tables.page_indices,
+        group.query_starts,
+        group.query_lens,
+        group.seq_lens,
+        group.table_starts,
+        group.page_tables,
         scale * LOG2_E,
         q.stride(0),
         q.stride(1),
@@ -75,7 +73,7 @@ def mla_decode(
         out.stride(1),
         kv.stride(0),
         NUM_HEADS=num_heads,
-        MAX_ROWS=tables.max_rows,
+        MAX_ROWS=group.max_query_len,
         LATENT=latent_dim,
         ROPE=width - latent_dim,
         PAGE_SIZE=page_size,
@@ -87,7 +85,7 @@ def mla_decode(
         num_warps=config.num_warps,
     )
     if splits is not None:
-        merge_splits(splits, tables, out)
+        merge_splits(splits, group, out)
     return out
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pdx.kernels import decisions
 from pdx.kernels.attention_tiles import LOG2_E, split_range, tile_pages, token_offsets
+from pdx.kernels.batch import RequestGroup
 from pdx.kernels.merge_splits import Splits, merge_splits
 from pdx.kernels.mla_record import LatentParts
-from pdx.kernels.page_tables import PageTables
 
 __all__ = ["mla_decode_float8"]
 
@@ -30,7 +30,7 @@ _TILE_FACTOR = 4.0
 def mla_decode_float8(
     q: Tensor,
     kv: Tensor,
-    tables: PageTables,
+    group: RequestGroup,
     scale: float,
     latent_dim: int,
     *,
@@ -44,18 +44,16 @@ def mla_decode_float8(
     num_heads, width = q.shape[1:]
     assert q.stride(2) == 1
     out = q.new_empty(q.shape[0], num_heads, latent_dim)
-    if not len(tables) or not tables.max_rows:
+    if not len(group) or not group.max_query_len:
         return out
-    most_rows = num_heads * tables.max_rows
+    most_rows = num_heads * group.max_query_len
     config = decisions.mla_decode_config(decisions.arch_of(q.device), most_rows, kv.dtype)
     num_blocks = -(-most_rows // config.block_m)
     if num_splits is None:
-        num_splits = decisions.num_splits_for(
-            len(tables) * num_blocks, tables.max_context_len, q.device
-        )
-    splits = Splits.empty(tables, num_heads, num_splits, latent_dim) if num_splits > 1 else None
+        num_splits = decisions.num_splits_for(len(group) * num_blocks, group.max_seq_len, q.device)
+    splits = Splits.empty(group, num_heads, num_splits, latent_dim) if num_splits > 1 else None
     parts = LatentParts.of(kv, latent_dim)
-    _kernel[(len(tables), num_blocks, num_splits)](
+    _kernel[(len(group), num_blocks, num_splits)](
         q,
         parts.latent,
         parts.scale,
@@ -63,11 +61,11 @@ def mla_decode_float8(
         out,
         out if splits is None else splits.parts,
         out if splits is None else splits.lse,
-        tables.row_starts,
-        tables.num_rows,
-        tables.context_lens,
-        tables.table_starts,
-        tables.page_indices,
+        group.query_starts,
+        group.query_lens,
+        group.seq_lens,
+        group.table_starts,
+        group.page_tables,
         scale * LOG2_E,
         q.stride(0),
         q.stride(1),
@@ -77,7 +75,7 @@ def mla_decode_float8(
         parts.scale.stride(0),
         parts.rope.stride(0),
         NUM_HEADS=num_heads,
-        MAX_ROWS=tables.max_rows,
+        MAX_ROWS=group.max_query_len,
         QUARTER=latent_dim // 4,
         ROPE=width - latent_dim,
         RECORD=kv.shape[2],
@@ -90,7 +88,7 @@ def mla_decode_float8(
         num_warps=config.num_warps,
     )
     if splits is not None:
-        merge_splits(splits, tables, out)
+        merge_splits(splits, group, out)
     return out
 
 

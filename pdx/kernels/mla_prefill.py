@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdx.kernels import decisions
 from pdx.kernels.attention_tiles import LOG2_E, finish, softmax_step
-from pdx.kernels.page_tables import PageTables
+from pdx.kernels.batch import RequestGroup
 
 __all__ = ["mla_prefill"]
 
@@ -23,8 +23,7 @@ def mla_prefill(
     k_nope: Tensor,
     k_rope: Tensor,
     v: Tensor,
-    tables: PageTables,
-    context_starts: Tensor,
+    group: RequestGroup,
     scale: float,
 ) -> Tensor:
     """q [T, Hq, N + E], k_nope [C, Hq, N], k_rope [C, E], v [C, Hq, V] -> [T, Hq, V] as q.
@@ -34,28 +33,28 @@ def mla_prefill(
         k_nope: the keys' parts without a position.
         k_rope: the parts with one, turned, of all heads.
         v: the values. N, E and V are powers of 2 from 16 on.
-        tables: the requests; of their pages nothing is read.
-        context_starts: int32 [B], where each request's context begins in C.
+        group: the requests, whose sequences lie in C as ``seq_starts`` says; of their pages nothing
+            is read.
         scale: of the scores.
     """
     num_heads, nope, rope, v_dim = q.shape[1], k_nope.shape[2], k_rope.shape[1], v.shape[2]
     assert q.shape[2] == nope + rope and q.stride(2) == k_nope.stride(2) == v.stride(2) == 1
     assert k_rope.stride(1) == 1
     out = q.new_empty(q.shape[0], num_heads, v_dim)
-    if not len(tables) or not tables.max_rows:
+    if not len(group) or not group.max_query_len:
         return out
     config = decisions.prefill_config(decisions.arch_of(q.device), v_dim, q.dtype)
-    grid = (-(-tables.max_rows // config.block_m), num_heads, len(tables))
+    grid = (-(-group.max_query_len // config.block_m), num_heads, len(group))
     _kernel[grid](
         q,
         k_nope,
         k_rope,
         v,
         out,
-        tables.row_starts,
-        tables.num_rows,
-        tables.context_lens,
-        context_starts,
+        group.query_starts,
+        group.query_lens,
+        group.seq_lens,
+        group.seq_starts,
         scale * LOG2_E,
         q.stride(0),
         q.stride(1),

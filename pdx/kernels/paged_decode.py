@@ -27,10 +27,10 @@ from pdx.kernels.attention_tiles import (
     tile_pages,
     token_offsets,
 )
+from pdx.kernels.batch import RequestGroup
 from pdx.kernels.decisions import decode_config, num_splits_for
 from pdx.kernels.kv_view import check_kv
 from pdx.kernels.merge_splits import Splits, merge_splits
-from pdx.kernels.page_tables import PageTables
 from pdx.kernels.triton_dtypes import compute_dtype
 
 __all__ = ["paged_decode"]
@@ -39,7 +39,7 @@ __all__ = ["paged_decode"]
 def paged_decode(
     q: Tensor,
     kv: Tensor,
-    tables: PageTables,
+    group: RequestGroup,
     scale: float,
     *,
     window: int | None = None,
@@ -53,7 +53,7 @@ def paged_decode(
     Args:
         q: the pass's queries; its rows may be strided.
         kv: in q's dtype, or float8_e4m3fn (sm_90 and up) that ``kv_scales`` turn into numbers.
-        tables: requests of few rows each; only their rows of the result are written.
+        group: requests of few rows each; only their rows of the result are written.
         scale: of the scores.
         window: how many tokens a row sees at most, its own included.
         soft_cap: of the scores' size.
@@ -63,28 +63,28 @@ def paged_decode(
     """
     check_kv(q, kv)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    if not len(tables) or not tables.max_rows:
+    if not len(group) or not group.max_query_len:
         return out
     num_kv_heads, page_size, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
     num_groups = q.shape[1] // num_kv_heads
-    config = decode_config(num_groups * tables.max_rows, head_dim, kv.dtype)
+    config = decode_config(num_groups * group.max_query_len, head_dim, kv.dtype)
     if num_splits is None:
-        seen = min(tables.max_context_len, (window or tables.max_context_len) + tables.max_rows)
-        num_splits = num_splits_for(len(tables) * num_kv_heads, seen, q.device)
+        seen = min(group.max_seq_len, (window or group.max_seq_len) + group.max_query_len)
+        num_splits = num_splits_for(len(group) * num_kv_heads, seen, q.device)
     # Without parts to merge, the kernel writes the result itself.
-    splits = Splits.empty(tables, q.shape[1], num_splits, head_dim) if num_splits > 1 else None
+    splits = Splits.empty(group, q.shape[1], num_splits, head_dim) if num_splits > 1 else None
     score = ScoreScale.of(scale * kv_scales[0], soft_cap)
-    _kernel[(len(tables), num_kv_heads, num_splits)](
+    _kernel[(len(group), num_kv_heads, num_splits)](
         q,
         kv,
         out,
         out if splits is None else splits.parts,
         out if splits is None else splits.lse,
-        tables.row_starts,
-        tables.num_rows,
-        tables.context_lens,
-        tables.table_starts,
-        tables.page_indices,
+        group.query_starts,
+        group.query_lens,
+        group.seq_lens,
+        group.table_starts,
+        group.page_tables,
         score.factor,
         score.cap,
         kv_scales[1],
@@ -95,7 +95,7 @@ def paged_decode(
         out.stride(1),
         kv.stride(0),
         NUM_GROUPS=num_groups,
-        MAX_ROWS=tables.max_rows,
+        MAX_ROWS=group.max_query_len,
         HEAD_DIM=head_dim,
         PAGE_SIZE=page_size,
         COMPUTE=compute_dtype(q, kv),
@@ -109,7 +109,7 @@ def paged_decode(
         num_warps=config.num_warps,
     )
     if splits is not None:
-        merge_splits(splits, tables, out)
+        merge_splits(splits, group, out)
     return out
 
 

@@ -25,8 +25,8 @@ from pdx.kernels.attention_tiles import (
     tile_pages,
     token_offsets,
 )
+from pdx.kernels.batch import RequestGroup
 from pdx.kernels.kv_view import check_kv
-from pdx.kernels.page_tables import PageTables
 from pdx.kernels.triton_dtypes import compute_dtype
 
 __all__ = ["paged_prefill"]
@@ -35,7 +35,7 @@ __all__ = ["paged_prefill"]
 def paged_prefill(
     q: Tensor,
     kv: Tensor,
-    tables: PageTables,
+    group: RequestGroup,
     scale: float,
     *,
     window: int | None = None,
@@ -48,7 +48,7 @@ def paged_prefill(
     Args:
         q: the pass's queries; its rows may be strided.
         kv: in q's dtype, or float8_e4m3fn (sm_90 and up) that ``kv_scales`` turn into numbers.
-        tables: the requests; only their rows of the result are written.
+        group: the requests; only their rows of the result are written.
         scale: of the scores.
         window: how many tokens a row sees at most, its own included.
         soft_cap: of the scores' size.
@@ -57,22 +57,22 @@ def paged_prefill(
     """
     check_kv(q, kv)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    if not len(tables) or not tables.max_rows:
+    if not len(group) or not group.max_query_len:
         return out
     num_kv_heads, page_size, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
     num_groups = q.shape[1] // num_kv_heads
     config = decisions.prefill_config(decisions.arch_of(q.device), head_dim, kv.dtype)
     score = ScoreScale.of(scale * kv_scales[0], soft_cap)
-    num_tiles = -(-tables.max_rows // (config.block_m // num_groups))
-    _kernel[(num_tiles, num_kv_heads, len(tables))](
+    num_tiles = -(-group.max_query_len // (config.block_m // num_groups))
+    _kernel[(num_tiles, num_kv_heads, len(group))](
         q,
         kv,
         out,
-        tables.row_starts,
-        tables.num_rows,
-        tables.context_lens,
-        tables.table_starts,
-        tables.page_indices,
+        group.query_starts,
+        group.query_lens,
+        group.seq_lens,
+        group.table_starts,
+        group.page_tables,
         score.factor,
         score.cap,
         kv_scales[1],

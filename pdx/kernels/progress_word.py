@@ -15,16 +15,16 @@ from torch import Tensor
 __all__ = ["publish"]
 
 
-def publish(word: Tensor, pass_base: Tensor, step: int) -> None:
-    """Store ``pass_base + step`` with release order for the whole system.
+def publish(word: Tensor, base: Tensor, step: int) -> None:
+    """Store ``base + step`` with release order for the whole system.
 
     Args:
         word: int64 [1], in memory that the fabric workers read.
-        pass_base: int64 [1], on the device: a captured graph's arguments are frozen, so the value
+        base: int64 [1], on the device: a captured graph's arguments are frozen, so the value
             that changes from pass to pass is read from memory.
         step: of the pass, from 1.
     """
-    _kernel[(1,)](word, pass_base, step, num_warps=1)
+    _kernel[(1,)](word, base, step, num_warps=1)
 
 
 @triton.jit(do_not_specialize=["step"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdx.kernels.device_batch import PartTables, PassTables
+from pdx.kernels.batch import ForwardBatch, RequestGroup
 from pdx.kernels.expert_mlp import expert_mlp
 from pdx.kernels.linear import linear, linear_float8, split_counters
 from pdx.kernels.logit_rules import apply_rules
@@ -17,9 +17,9 @@ from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_kv_append import mla_kv_append
 from pdx.kernels.mla_prefill import mla_prefill
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
+from pdx.kernels.progress_word import publish
 from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.rope_kv_append import rope
 from pdx.kernels.rope_kv_append import rope_kv_append as append
@@ -37,8 +37,9 @@ __all__ = [
     "grouped_routing",
     "mla_append",
     "mla_attention",
-    "mla_chunk_attention",
+    "mla_prefill",
     "paged_attention",
+    "publish",
     "rms_norm",
     "rope",
     "rope_interleaved",
@@ -55,7 +56,7 @@ def rope_kv_append(
     cos: Tensor,
     sin: Tensor,
     kv: Tensor,
-    batch: PagedBatch,
+    batch: ForwardBatch,
     *,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
@@ -75,7 +76,7 @@ def mla_append(
     cos: Tensor,
     sin: Tensor,
     kv: Tensor,
-    batch: PagedBatch,
+    batch: ForwardBatch,
     interleaved: bool,
 ) -> None:
     """See ``kernels/reference/mla_append``."""
@@ -125,35 +126,35 @@ class LinearFloat8:
 def paged_attention(
     q: Tensor,
     kv: Tensor,
-    batch: PagedBatch,
+    batch: ForwardBatch,
     scale: float,
     *,
+    window: int | None = None,
+    soft_cap: float | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
-    """See ``kernels/reference/paged_attention``: steps through one kernel, chunks the other."""
-    tables = PassTables.of(batch, q.device)
+    """See ``kernels/reference/paged_attention``: each group of requests through its own kernel."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    paged_decode(q, kv, tables.steps, scale, out=out, kv_scales=kv_scales)
-    return paged_prefill(q, kv, tables.chunks, scale, out=out, kv_scales=kv_scales)
+    for attend, group in ((paged_decode, batch.decodes), (paged_prefill, batch.chunks)):
+        attend(
+            q[group.rows],
+            kv,
+            group,
+            scale,
+            window=window,
+            soft_cap=soft_cap,
+            kv_scales=kv_scales,
+            out=out[group.rows],
+        )
+    return out
 
 
 def mla_attention(
-    q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, latent_dim: int
+    q: Tensor, kv: Tensor, group: RequestGroup, scale: float, latent_dim: int
 ) -> Tensor:
-    """See ``kernels/reference/mla_attention``: steps over their latents."""
-    tables = PartTables.of(batch, q.device)
+    """See ``kernels/reference/mla_attention``."""
     decode = mla_decode_float8 if kv.dtype == torch.uint8 else mla_decode
-    return decode(q, kv, tables.spans, scale, latent_dim)
-
-
-def mla_chunk_attention(
-    q: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, batch: PagedBatch, scale: float
-) -> Tensor:
-    """See ``kernels/reference/mla_attention``: chunks over the keys and values made from their
-    contexts.
-    """
-    tables = PartTables.of(batch, q.device)
-    return mla_prefill(q, k_nope, k_rope, v, tables.spans, tables.context_starts, scale)
+    return decode(q, kv, group, scale, latent_dim)
 
 
 def sample(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pdx.config.model import ModelConfig
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import Ops
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.models.layers import ColumnLinear, Embedding, RmsNorm
 from pdx.models.rope import RotaryEmbedding
 from pdx.models.sharding import TpGroup, even_shard
@@ -30,7 +30,7 @@ class LayerPass:
     cos_sin: tuple[Tensor, Tensor]
     #: This layer's pages, [P, ...].
     kv: Tensor
-    batch: PagedBatch
+    batch: ForwardBatch
     #: Call it once K and V are in ``kv``, before anything else is computed.
     on_kv_ready: Callable[[], None]
 
@@ -42,7 +42,7 @@ class CausalLM(nn.Module):
         self, config: ModelConfig, ops: Ops, tp: TpGroup, layers: Iterable[DecoderLayer]
     ) -> None:
         super().__init__()
-        #: That its layers run; whoever draws from its logits has them of one kind.
+        #: The ops of its layers, which also draw from its logits.
         self.ops = ops
         self._tp = tp
         self._vocab_sizes = [
@@ -63,14 +63,14 @@ class CausalLM(nn.Module):
         token_ids: Tensor,
         positions: Tensor,
         kv: Tensor,
-        batch: PagedBatch,
+        batch: ForwardBatch,
         on_layer_kv_ready: Callable[[int], None],
     ) -> Tensor:
         """Run one pass.
 
         Args:
-            token_ids: int64 [T].
-            positions: int64 [T], each token's place in its request.
+            token_ids: int [T].
+            positions: int [T], each token's place in its request.
             kv: [L, P, ...], appended to in place.
             batch: where the tokens lie in kv.
             on_layer_kv_ready: called with a layer's index once its K and V are in kv, before its
@@ -113,7 +113,7 @@ class _Decoder(nn.Module):
         token_ids: Tensor,
         positions: Tensor,
         kv: Tensor,
-        batch: PagedBatch,
+        batch: ForwardBatch,
         on_layer_kv_ready: Callable[[int], None],
     ) -> Tensor:
         hidden: Tensor = self.embed_tokens(token_ids)

@@ -50,7 +50,7 @@ class DraftLayer(DecoderLayer):
 
         Args:
             hidden: [T, H], the model's output after its final norm.
-            next_ids: int64 [T], the token that follows each position.
+            next_ids: int [T], the token that follows each position.
             layer_pass: of this layer's own KV, by the positions of ``hidden``.
         """
         both = [self.enorm(self.embed_tokens(next_ids)), self.hnorm(hidden)]

@@ -3,7 +3,7 @@
 Sources: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 and appendix C (attention); "DeepSeek-V3
 Technical Report", section 2.1. Shapes: T tokens of all requests of a pass together, H hidden, Hq
 heads, R latent rank, N / E / V sizes of a head's part without a position, of its rotated part and
-of its value, C tokens of the chunks' contexts, P pages, S page size.
+of its value, C tokens of the chunks' sequences, P pages, S page size.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pdx.config.experts import ExpertsConfig, GroupedRouting
 from pdx.config.mla import MlaConfig
 from pdx.config.model import ModelConfig
 from pdx.config.rope import RopeConfig, YarnScaling
+from pdx.kernels.batch import RequestGroup
 from pdx.kernels.ops import Ops
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.models.decoder import CausalLM, DecoderLayer, LayerPass
 from pdx.models.experts import Experts
 from pdx.models.layers import ColumnLinear, Linear, RmsNorm, RowLinear, SwiGluMlp
@@ -87,12 +87,10 @@ class MlaAttention(nn.Module):
         q_nope, q_rope = self._queries(x).tensor_split([mla.nope_dim], dim=-1)
         q_rope = self._rope(q_rope, *cos_sin)
         out = x.new_empty(*q_nope.shape[:2], mla.v_dim)
-        for part, attend in (
-            (batch.decode_part, self._absorbed),
-            (batch.chunk_part, self._expanded),
-        ):
-            if len(part.rows):
-                out[part.rows] = attend(q_nope[part.rows], q_rope[part.rows], kv, part.batch)
+        for group, attend in ((batch.decodes, self._absorbed), (batch.chunks, self._expanded)):
+            if len(group):
+                rows = group.rows
+                out[rows] = attend(q_nope[rows], q_rope[rows], kv, group)
         summed: Tensor = self.o_proj(out.flatten(1))
         return summed
 
@@ -105,25 +103,25 @@ class MlaAttention(nn.Module):
         heads: Tensor = q.view(x.shape[0], -1, self._mla.nope_dim + self._mla.rope_dim)
         return heads
 
-    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, kv: Tensor, batch: PagedBatch) -> Tensor:
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, kv: Tensor, group: RequestGroup) -> Tensor:
         """[T, Hq, N] and [T, Hq, E] -> [T, Hq, V], by way of the latents."""
         mla = self._mla
         by_head = self.kv_b_proj.weight.view(-1, mla.nope_dim + mla.v_dim, mla.latent_dim)
         to_latent, to_value = by_head.tensor_split([mla.nope_dim], dim=1)
         q_latent = torch.einsum("thn,hnr->thr", q_nope, to_latent)
         q = torch.cat([q_latent, q_rope], dim=-1)
-        latents = self._ops.mla_attention(q, kv, batch, self._scale, mla.latent_dim)
+        latents = self._ops.mla_attention(q, kv, group, self._scale, mla.latent_dim)
         return torch.einsum("thr,hvr->thv", latents, to_value)
 
-    def _expanded(self, q_nope: Tensor, q_rope: Tensor, kv: Tensor, batch: PagedBatch) -> Tensor:
+    def _expanded(self, q_nope: Tensor, q_rope: Tensor, kv: Tensor, group: RequestGroup) -> Tensor:
         """[T, Hq, N] and [T, Hq, E] -> [T, Hq, V], by way of each head's keys and values."""
         mla = self._mla
-        contexts = self._ops.mla_contexts(kv, batch, mla.latent_dim, q_nope.dtype)
+        contexts = self._ops.mla_contexts(kv, group, mla.latent_dim, q_nope.dtype)
         latent, k_rope = contexts.tensor_split([mla.latent_dim], dim=-1)
         by_head = self.kv_b_proj(latent).view(len(latent), -1, mla.nope_dim + mla.v_dim)
         k_nope, v = by_head.tensor_split([mla.nope_dim], dim=-1)
         q = torch.cat([q_nope, q_rope], dim=-1)
-        return self._ops.mla_chunk_attention(q, k_nope, k_rope, v, batch, self._scale)
+        return self._ops.mla_prefill(q, k_nope, k_rope, v, group, self._scale)
 
 
 def _score_scale(mla: MlaConfig, rope: RopeConfig) -> float:

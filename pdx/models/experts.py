@@ -71,8 +71,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """x [T, H], weights and ids [T, K] -> this rank's share of the sum [T, H]."""
-        scales = self.gate_up_proj_scale_inv, self.down_proj_scale_inv
-        own = (self.gate_up_proj, self.down_proj)
-        if None in scales:
-            return self._ops.expert_mlp(x, weights, ids, *own)
-        return self._ops.expert_mlp(x, weights, ids, *own, *scales)
+        return self._ops.expert_mlp(
+            *(x, weights, ids, self.gate_up_proj, self.down_proj),
+            *(self.gate_up_proj_scale_inv, self.down_proj_scale_inv),
+        )

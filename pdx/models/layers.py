@@ -20,7 +20,7 @@ __all__ = [
     "RmsNorm",
     "RowLinear",
     "SwiGluMlp",
-    "float8_scales",
+    "stored_scales",
 ]
 
 
@@ -89,7 +89,7 @@ class Embedding(nn.Module):
         self.shards = {"weight": rows}
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids int64 [T] -> [T, size]."""
+        """ids int [T] -> [T, size]."""
         if self._tp.size == 1:
             return embedding(ids, self.weight)
         ours = ids - self._first
@@ -138,6 +138,6 @@ class SwiGluMlp(nn.Module):
         return self.down_proj.partial(self._ops.silu_mul(self.gate_proj(x), self.up_proj(x)))
 
 
-def float8_scales(kv: Tensor, kv_scales: tuple[float, float]) -> dict[str, tuple[float, float]]:
-    """What the ops of grouped-query attention are told besides, of a float8 KV memory."""
-    return {"kv_scales": kv_scales} if kv.dtype == torch.float8_e4m3fn else {}
+def stored_scales(kv: Tensor, kv_scales: tuple[float, float]) -> tuple[float, float]:
+    """What a stored K, and a stored V, of 1 means: ``kv_scales`` where the KV memory is float8."""
+    return kv_scales if kv.dtype == torch.float8_e4m3fn else (1.0, 1.0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pdx.config.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM, DecoderLayer, LayerPass
-from pdx.models.layers import ColumnLinear, RowLinear, SwiGluMlp, float8_scales
+from pdx.models.layers import ColumnLinear, RowLinear, SwiGluMlp, stored_scales
 from pdx.models.sharding import TpGroup, even_shard, kv_shard
 
 __all__ = ["build_llama"]
@@ -60,10 +60,10 @@ class LlamaAttention(nn.Module):
         heads = (x.shape[0], -1, self._head_dim)
         k = self.k_proj(x).view(heads)
         v = self.v_proj(x).view(heads)
-        scales = float8_scales(kv, self.kv_scales)
-        ops.rope_kv_append(k, v, *cos_sin, kv, batch, **scales)
+        scales = stored_scales(kv, self.kv_scales)
+        ops.rope_kv_append(k, v, *cos_sin, kv, batch, kv_scales=scales)
         layer_pass.on_kv_ready()
         q = ops.rope(self.q_proj(x).view(heads), *cos_sin)
-        attended = ops.paged_attention(q, kv, batch, self._scale, **scales)
+        attended = ops.paged_attention(q, kv, batch, self._scale, kv_scales=scales)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out

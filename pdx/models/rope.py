@@ -30,7 +30,7 @@ class RotaryEmbedding(nn.Module):
         self._length = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions int64 [T] -> cos, sin [T, D/2] float32."""
+        """positions int [T] -> cos, sin [T, D/2] float32."""
         inv_freq = self.get_buffer("inv_freq")
         angles = positions[:, None].to(inv_freq.dtype) * inv_freq
         return angles.cos() * self._length, angles.sin() * self._length

@@ -1,11 +1,9 @@
 """The device of a rank: which one it is, what a pass brings to it and takes from it, what fits.
 
 The rank's main thread. All work of a rank goes through one stream, in order; the host waits for it
-once a pass, for the pass's end. What goes to the device is written into one pinned host buffer and
-copied at once; what comes back comes through another one.
-
-With ``PDX_KERNELS=interpret`` a rank on a CPU goes the same way, its "device" being the host's
-memory: only the allocator and the name differ from a GPU's.
+once a pass, for the pass's end. What goes to a GPU is written into one pinned host buffer and
+copied at once; what comes back comes through another one. Ops of a CPU read and write the host's
+memory, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,69 +15,37 @@ import torch
 from torch import Tensor
 
 from pdx.errors import ConfigError, WorkerError
+from pdx.kernels.staging import PinnedBuffer, Staging
 from pdx.request.rank import RankConfig
 
 __all__ = ["RankDevice", "check_room", "choose_gpu", "open_device"]
 
-#: What arrays in a copied buffer begin at a multiple of: Triton's widest loads.
-_ALIGNMENT = 16
 _GIB = 1 << 30
 
 
 class RankDevice:
     """Owns the stream (a GPU's) and the buffers of what goes there and back."""
 
-    def __init__(self, device: torch.device, *, staged: bool) -> None:
+    def __init__(self, device: torch.device, staging: Staging | None = None) -> None:
         """
         Args:
-            staged: whether a pass's arrays are copied to the device; else ops read the host's.
+            staging: by which arrays come to the device; a GPU has one of its own, and None on a CPU
+                means that ops read the host's arrays.
         """
         self.torch_device = device
-        self.staged = staged
         self._is_gpu = device.type == "cuda"
-        self._sent = _Pinned(self._is_gpu)
-        self._received = _Pinned(self._is_gpu)
-        #: The device's side of ``_sent``: at the same address in all passes, unless it grows.
-        self._arrived = torch.empty(0, dtype=torch.uint8, device=device)
+        self.staging = Staging(device) if self._is_gpu and staging is None else staging
+        self._received = PinnedBuffer(device)
 
-    @classmethod
-    def host(cls) -> RankDevice:
-        """The CPU with ops of its own."""
-        return cls(torch.device("cpu"), staged=False)
-
-    def upload(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Arrays of the host on the device, in one copy; valid until the next call.
-
-        The pass before must have been waited for: its copy may read the buffer until then.
-        """
-        if not self.staged:
-            return dict(arrays)
-        places, end = {}, 0
-        for name, array in arrays.items():
-            places[name] = end
-            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        sent = self._sent.take(end)
-        for name, array in arrays.items():
-            begin = places[name]
-            sent[begin : begin + array.nbytes].view(array.dtype).copy_(array.flatten())
-        if len(self._arrived) < end:
-            self._arrived = torch.empty(
-                len(self._sent), dtype=torch.uint8, device=self.torch_device
-            )
-        self._arrived[:end].copy_(sent, non_blocking=True)
-        return {
-            name: self._arrived[places[name] : places[name] + array.nbytes]
-            .view(array.dtype)
-            .view(array.shape)
-            for name, array in arrays.items()
-        }
+    def upload(self, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Arrays of the host where ops read them; valid until the next pass."""
+        return arrays if self.staging is None else self.staging.upload(arrays)
 
     def download(self, values: Tensor) -> Tensor:
         """A tensor of the device on the host, complete; valid until the next call."""
-        if not self.staged:
+        if self.staging is None:
             return values
-        num_bytes = values.nbytes
-        received = self._received.take(num_bytes).view(values.dtype).view(values.shape)
+        received = self._received.take(values.nbytes).view(values.dtype).view(values.shape)
         received.copy_(values, non_blocking=True)
         self.finish()
         return received
@@ -119,32 +85,14 @@ class RankDevice:
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
 
-class _Pinned:
-    """A buffer of the host that a GPU reads and writes by itself. Grows, by doubling."""
-
-    def __init__(self, is_pinned: bool) -> None:
-        self._is_pinned = is_pinned
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-
-    def __len__(self) -> int:
-        return len(self._buffer)
-
-    def take(self, num_bytes: int) -> Tensor:
-        """Its first bytes."""
-        if len(self._buffer) < num_bytes:
-            size = 1 << max(12, (num_bytes - 1).bit_length())
-            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
-        return self._buffer[:num_bytes]
-
-
-def open_device(config: RankConfig, *, staged: bool) -> RankDevice:
+def open_device(config: RankConfig) -> RankDevice:
     """The rank's device, ready for work; on a GPU with a stream of the rank's own.
 
     Raises:
         ConfigError: there is no such device, and why.
     """
     if not config.device.startswith("cuda"):
-        return RankDevice(torch.device("cpu"), staged=staged)
+        return RankDevice(torch.device("cpu"))
     if torch.version.cuda is None:
         raise ConfigError(
             f"--device {config.device}: this PyTorch ({torch.__version__}) is built without CUDA",
@@ -160,7 +108,7 @@ def open_device(config: RankConfig, *, staged: bool) -> RankDevice:
         raise ConfigError(
             f"GPU {index} cannot be used: {error}", hint="check nvidia-smi, or use --device cpu"
         ) from error
-    return RankDevice(device, staged=staged)
+    return RankDevice(device)
 
 
 def choose_gpu(name: str, tp_rank: int, tp_size: int, num_visible: int) -> int:

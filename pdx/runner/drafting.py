@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.batch import ForwardBatch
 from pdx.models.decoder import CausalLM, LayerPass
 from pdx.models.registry import DraftLayer
 from pdx.models.sharding import TpGroup
@@ -30,28 +30,25 @@ class Drafter:
         self._layer = layer
         self._tp = tp
 
-    def run(
-        self, hidden: Tensor, next_ids: Tensor, positions: Tensor, kv: Tensor, batch: PagedBatch
-    ) -> Tensor:
+    def run(self, hidden: Tensor, batch: ForwardBatch, kv: Tensor) -> Tensor:
         """The layer over the rows of a pass; its KV is appended.
 
         Args:
             hidden: [T, H], of the model's final norm.
-            next_ids: int64 [T]: the token that follows each row; any where none is known.
-            positions: int64 [T].
+            batch: that of the pass, but its ``token_ids`` are those that follow each row; any where
+                none is known.
             kv: [L + 1, P, ...], this layer's last.
-            batch: that of the pass.
 
         Returns:
             [T, H], for :meth:`likeliest`.
         """
         layer_pass = LayerPass(
-            cos_sin=self._model.model.rotary(positions),
+            cos_sin=self._model.model.rotary(batch.positions),
             kv=kv[-1],
             batch=batch,
             on_kv_ready=lambda: None,
         )
-        return self._layer.draft(hidden, next_ids, layer_pass)
+        return self._layer.draft(hidden, batch.token_ids, layer_pass)
 
     def likeliest(self, drafted: Tensor) -> Tensor:
         """[N, H] of :meth:`run` -> int64 [N]: a token each, the same on all ranks."""

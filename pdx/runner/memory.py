@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdx.kernels.cpu.progress import ProgressWord
 from pdx.kv import cumem
 from pdx.kv.layout import KvLayout
 from pdx.kv.progress import PROGRESS_BYTES
@@ -121,9 +120,8 @@ class _CudaArray:
         }
 
 
-def export_progress() -> tuple[SharedMemory, int, ProgressWord]:
-    """The progress memory, the eventfd that wakes its readers, and the word that writes both."""
+def export_progress() -> tuple[SharedMemory, int]:
+    """The progress memory, and the eventfd that wakes its readers."""
     memory = SharedMemory.create("pdx-progress", PROGRESS_BYTES)
     # Non-blocking: a counter that nobody reads must never stop the rank.
-    eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    return memory, eventfd, ProgressWord(memory.mapping, eventfd)
+    return memory, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

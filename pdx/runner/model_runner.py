@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pdx.config.model import ModelConfig
-from pdx.kernels.device_batch import host_arrays, on_device
-from pdx.kernels.paged_batch import STEP_ROWS, PagedBatch
+from pdx.kernels.batch import ForwardBatch
+from pdx.kernels.graphs import AgreedCapture, CaptureRefused, DecodeGraphs, GraphSettings
 from pdx.kv.layout import KvLayout
+from pdx.kv.progress import base_value, end_step, layer_step
 from pdx.models.registry import CausalLM
 from pdx.models.sharding import TpGroup
 from pdx.request.batch import Batch, SampledToken, StepOutput
-from pdx.runner.decode_graphs import DecodeGraphs, GraphSettings, capture_decode_graphs
 from pdx.runner.device import RankDevice
-from pdx.runner.device_sampler import draw_arrays, draw_tokens, to_tokens
 from pdx.runner.drafting import Drafter
 from pdx.runner.progress import Progress
 from pdx.runner.prompt_scores import score_prompts
 from pdx.runner.requests import Draw, PassInputs, RequestTable
-from pdx.runner.sampler import sample
+from pdx.runner.sampling import draw_arrays, draw_tokens, to_tokens
 
 __all__ = ["ModelRunner"]
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -52,17 +55,24 @@ class ModelRunner:
         self._progress = progress
         #: None: no drafts; else the last of ``kv``'s layers is its.
         self._drafter = drafter
-        self._device = device or RankDevice.host()
+        self._device = device or RankDevice(torch.device("cpu"))
         #: What :meth:`warm_up` captures; passes of a rank that drafts have two tokens a request.
         self._graph_settings = None if drafter is not None else graph_settings
         #: Of decode steps; None: all passes are launched op by op.
         self.graphs: DecodeGraphs | None = None
+        #: Memory of the device that they take.
+        self.graph_bytes: int | None = None
         #: int64: ids that no tokenizer knows (see ``pdx.config.token_ids``).
         self._tokenless_ids = torch.tensor(
             tokenless_ids, dtype=torch.int64, device=self._device.torch_device
         )
+        #: Rows at most of a request that decodes: a token and its draft.
+        self._decode_rows = 1 if drafter is None else 2
         self._requests = RequestTable(
-            page_size=layout.page_size, num_pages=layout.num_pages, vocab_size=config.vocab_size
+            page_size=layout.page_size,
+            num_pages=layout.num_pages,
+            vocab_size=config.vocab_size,
+            decode_rows=self._decode_rows,
         )
 
     @torch.inference_mode()
@@ -71,24 +81,52 @@ class ModelRunner:
         decode steps are captured. Publishes nothing; before the first pass.
         """
         scratch = torch.zeros_like(self._kv[:, :1], memory_format=torch.contiguous_format)
-        lengths = (1, min(STEP_ROWS + 1, self._layout.page_size)) if scratch.is_cuda else (1,)
-        for num_tokens in lengths:
-            tokens = torch.arange(num_tokens)
-            paged = PagedBatch.build(self._layout.page_size, [(0, num_tokens, [0])])
-            arrays = self._arrays(tokens, tokens, paged, pass_base=0)
-            hidden = self._forward(arrays, paged, scratch, lambda layer_idx: None)
+        page_size, most = self._layout.page_size, self._decode_rows
+        for num_tokens in (1, min(most + 1, page_size)) if scratch.is_cuda else (1,):
+            requests = [(0, num_tokens, [0])]
+            tokens = range(num_tokens)
+            made = ForwardBatch.build(page_size, requests, decode_rows=most, token_ids=tokens)
+            batch, _ = made.on(self._device.staging)
+            hidden = self._forward(batch, scratch, lambda layer_idx: None)
             self._model.logits(hidden[-1:])
             if self._drafter is not None:
-                batch = self._batch(paged, arrays)
-                ids, positions = arrays["token_ids"], arrays["positions"]
-                drafted = self._drafter.run(hidden, ids, positions, scratch, batch)
-                self._drafter.likeliest(drafted[-1:])
+                self._drafter.likeliest(self._drafter.run(hidden, batch, scratch)[-1:])
             self._device.finish()
         if self._graph_settings is not None:
-            self.graphs = capture_decode_graphs(
-                *(self._model, self._kv, self._progress, self._tp, self._device),
-                self._graph_settings,
+            self._capture(self._graph_settings)
+
+    def _capture(self, settings: GraphSettings) -> None:
+        """Graphs of the model's decode step over the KV memory, which stays as it is; none, and a
+        line in the log, where no graph can hold it. All ranks of a group call this together, and
+        all get graphs or none does. The progress word is 0 before and after.
+        """
+        device = self._device.torch_device
+
+        def all_agree(is_captured: bool) -> bool:
+            num_yes = self._tp.sum(torch.tensor([float(is_captured)], device=device))
+            return int(num_yes) == self._tp.size
+
+        def step(batch: ForwardBatch) -> Tensor:
+            self._progress.begin(batch.progress_base)
+            return self._forward(batch, self._kv, self._publish_layer)
+
+        agreed = replace(settings, capture=AgreedCapture(settings.capture, all_agree))
+        free_bytes = self._device.free_bytes()
+        try:
+            self.graphs = DecodeGraphs(
+                step,
+                agreed,
+                page_size=self._layout.page_size,
+                num_pages=self._layout.num_pages,
+                device=device,
             )
+            self.graph_bytes = max(0, free_bytes - self._device.free_bytes())
+        except CaptureRefused as refusal:
+            if self._tp.rank == 0:
+                logger.warning("decode steps run without CUDA graphs: %s", refusal)
+        self._progress.begin(torch.zeros(1, dtype=torch.int64, device=device))
+        self._progress.publish(0)
+        self._device.finish()
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepOutput:
@@ -98,27 +136,32 @@ class ModelRunner:
             InternalError: the batch does not fit what the rank knows, or the logits are not finite.
         """
         started = time.perf_counter()
-        inputs, num_layers = self._requests.begin_pass(batch), self._layout.num_layers
-        graphs = self.graphs if self.graphs is not None and self.graphs.hold(inputs) else None
-        pass_base = batch.pass_idx * (num_layers + 1)
-        arrays = self._pass_arrays(pass_base, inputs, is_captured=graphs is not None)
-        self._progress.begin(pass_base, arrays["pass_base"])
+        num_layers = self._layout.num_layers
+        inputs = self._requests.begin_pass(batch, base_value(batch.pass_idx, num_layers))
+        draws = draw_arrays(inputs.draws, self._vocab_size)
+        graphs = self._graphs_for(inputs)
+        if graphs is None:
+            placed, arrays = inputs.batch.on(self._device.staging, draws)
+        else:
+            placed, arrays = graphs.place(inputs.batch), self._device.upload(draws)
+        self._progress.begin(placed.progress_base)
         for page_idx, first_unused in inputs.zero_tails:
             self._kv[:, page_idx, :, :, first_unused:] = 0
         hidden = torch.empty(0)  # a rank without work still takes part in the count of passes
         if graphs is not None:
-            hidden = graphs.run(inputs, pass_base)
-        elif len(inputs.token_ids):
-            hidden = self._forward(
-                arrays, inputs.paged, self._kv, lambda layer: self._progress.publish(layer + 1)
-            )
+            hidden = graphs.replay(len(inputs.batch))
+        elif len(placed):
+            hidden = self._forward(placed, self._kv, self._publish_layer)
         if self._drafter is None:
-            self._progress.publish(num_layers + 1)
+            self._progress.publish(end_step(num_layers))
         tokens = self._sample(hidden, inputs.draws, arrays)
         if self._drafter is not None:
-            self._draft(self._drafter, batch.pass_idx, hidden, inputs)
-            self._progress.publish(num_layers + 1)
-        scores = score_prompts(hidden, self._logits, inputs.score_spans, self._vocab_size)
+            self._draft(self._drafter, hidden, inputs)
+            self._progress.publish(end_step(num_layers))
+        scores = score_prompts(
+            *(hidden, self._logits, self._model.ops.likeliest, inputs.score_spans),
+            self._vocab_size,
+        )
         self._device.finish()
         return StepOutput(
             pass_idx=batch.pass_idx,
@@ -128,56 +171,22 @@ class ModelRunner:
             pass_s=time.perf_counter() - started,
         )
 
-    def _pass_arrays(
-        self, pass_base: int, inputs: PassInputs, *, is_captured: bool
-    ) -> dict[str, Tensor]:
-        """All that a pass reads, on the device; of a captured one what is behind its graph."""
-        more = {}
-        if self._device.staged and inputs.draws:
-            more = draw_arrays(inputs.draws, self._vocab_size)
-        if is_captured:
-            return self._device.upload({"pass_base": torch.tensor([pass_base]), **more})
-        return self._arrays(
-            inputs.token_ids, inputs.positions, inputs.paged, pass_base=pass_base, more=more
-        )
-
-    def _arrays(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        paged: PagedBatch,
-        *,
-        pass_base: int,
-        more: Mapping[str, Tensor] | None = None,
-    ) -> dict[str, Tensor]:
-        tables = host_arrays(paged) if self._device.staged else {}
-        return self._device.upload(
-            {
-                "pass_base": torch.tensor([pass_base]),
-                "token_ids": token_ids,
-                "positions": positions,
-                **tables,
-                **(more or {}),
-            }
-        )
+    def _graphs_for(self, inputs: PassInputs) -> DecodeGraphs | None:
+        """Those that run a pass: all of its steps are one token, and nothing is scored."""
+        if self.graphs is None or inputs.score_spans or not self.graphs.hold(inputs.batch):
+            return None
+        return self.graphs
 
     def _forward(
-        self,
-        arrays: Mapping[str, Tensor],
-        paged: PagedBatch,
-        kv: Tensor,
-        on_layer_kv_ready: Callable[[int], None],
+        self, batch: ForwardBatch, kv: Tensor, on_layer_kv_ready: Callable[[int], None]
     ) -> Tensor:
-        batch = self._batch(paged, arrays)
-        hidden: Tensor = self._model(
-            arrays["token_ids"], arrays["positions"], kv, batch, on_layer_kv_ready
-        )
+        hidden: Tensor = self._model(batch.token_ids, batch.positions, kv, batch, on_layer_kv_ready)
         return hidden
 
-    def _batch(self, paged: PagedBatch, arrays: Mapping[str, Tensor]) -> PagedBatch:
-        return on_device(paged, arrays) if self._device.staged else paged
+    def _publish_layer(self, layer_idx: int) -> None:
+        self._progress.publish(layer_step(layer_idx))
 
-    def _draft(self, drafter: Drafter, pass_idx: int, hidden: Tensor, inputs: PassInputs) -> None:
+    def _draft(self, drafter: Drafter, hidden: Tensor, inputs: PassInputs) -> None:
         """Behind a pass: KV of the layer that drafts, and drafts for the next one. A second copy to
         the device, and a second wait.
         """
@@ -190,17 +199,12 @@ class ModelRunner:
             for step in inputs.steps
             if (row := self._requests.row_to_draft_from(step)) is not None
         }
-        arrays = self._arrays(
-            torch.tensor(next_ids, dtype=torch.int64),
-            inputs.positions,
-            inputs.paged,
-            pass_base=pass_idx * (self._layout.num_layers + 1),
-            more={"draft.rows": torch.tensor(list(rows.values()), dtype=torch.int64)},
-        )
-        batch = self._batch(inputs.paged, arrays)
-        drafted = drafter.run(hidden, arrays["token_ids"], arrays["positions"], self._kv, batch)
+        batch = replace(inputs.batch, token_ids=torch.tensor(next_ids, dtype=torch.int32))
+        from_rows = {"rows": torch.tensor(list(rows.values()), dtype=torch.int64)}
+        placed, arrays = batch.on(self._device.staging, from_rows)
+        drafted = drafter.run(hidden, placed, self._kv)
         if rows:
-            draft_ids = drafter.likeliest(drafted[arrays["draft.rows"]])
+            draft_ids = drafter.likeliest(drafted[arrays["rows"]])
             for request_id, draft_id in zip(
                 rows, self._device.download(draft_ids).tolist(), strict=True
             ):
@@ -211,8 +215,7 @@ class ModelRunner:
     ) -> list[SampledToken]:
         if not draws:
             return []
-        draw_on = self._draw_on_device if self._device.staged else self._draw_on_host
-        tokens, token_ids = draw_on(hidden, draws, arrays)
+        tokens, token_ids = self._draw(hidden, draws, arrays)
         standing: list[SampledToken] = []
         by_request = itertools.groupby(range(len(draws)), lambda idx: draws[idx].request_id)
         for request_id, group in by_request:
@@ -222,19 +225,10 @@ class ModelRunner:
             standing += tokens[places[0] : places[0] + num_standing]  # of the leader's
         return standing
 
-    def _draw_on_host(
+    def _draw(
         self, hidden: Tensor, draws: tuple[Draw, ...], arrays: Mapping[str, Tensor]
     ) -> tuple[list[SampledToken], list[int]]:
-        """The leader's tokens, and on all ranks their ids."""
-        logits = self._logits(hidden[torch.tensor([draw.row for draw in draws])])
-        tokens = sample(logits, draws) if self._tp.rank == 0 else []
-        token_ids = torch.tensor([t.token_id for t in tokens] or [0] * len(draws))
-        return tokens, self._tp.from_leader(token_ids).tolist()
-
-    def _draw_on_device(
-        self, hidden: Tensor, draws: tuple[Draw, ...], arrays: Mapping[str, Tensor]
-    ) -> tuple[list[SampledToken], list[int]]:
-        """As on the host; the host waits once, for a single tensor."""
+        """The leader's tokens, and on all ranks their ids. The host waits once, for one tensor."""
         logits = self._logits(hidden[arrays["draw.rows"]])
         if self._tp.rank != 0:
             ids = self._tp.from_leader(torch.zeros_like(arrays["draw.rows"]))
@@ -244,7 +238,7 @@ class ModelRunner:
         drawn = draw_tokens(logits, arrays, most, self._model.ops)
         ids = self._tp.from_leader(drawn.token_ids)
         # Ids are exact in float64.
-        columns = torch.cat([ids[:, None].double(), drawn.told], dim=1)
+        columns = torch.cat([ids[:, None].double(), drawn.report], dim=1)
         rows = self._device.download(columns).tolist()
         token_ids = [int(row[0]) for row in rows]
         return to_tokens(token_ids, [row[1:] for row in rows], draws), token_ids

@@ -16,9 +16,9 @@ from pdx.config.model import ModelConfig
 from pdx.config.token_ids import ids_without_token
 from pdx.config.weight_headers import read_weight_headers
 from pdx.errors import ConfigError, WorkerError
+from pdx.kernels.graphs import CudaGraphs, GraphSettings, batch_sizes
 from pdx.kernels.kv_view import check_float8
 from pdx.kernels.ops import Ops, ops_for
-from pdx.kernels.step_graphs import CudaGraphs
 from pdx.kv.geometry import kv_layout, num_pages_of
 from pdx.kv.layout import KvLayout
 from pdx.models.registry import CausalLM, add_draft_layer, build_drafts, build_model
@@ -26,12 +26,11 @@ from pdx.models.sharding import TpGroup
 from pdx.request.rank import RankConfig, RankLoading, RankReady
 from pdx.runner.channel import Channel
 from pdx.runner.collectives import join_group
-from pdx.runner.decode_graphs import GraphSettings, batch_sizes
 from pdx.runner.device import RankDevice, open_device
 from pdx.runner.drafting import Drafter
 from pdx.runner.memory import export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
-from pdx.runner.progress import HostProgress, KernelProgress, Progress
+from pdx.runner.progress import Progress
 from pdx.weights.load import load_parameters
 
 __all__ = ["check_weights", "graph_settings", "serve"]
@@ -53,7 +52,7 @@ def serve(channel: Channel) -> None:
     tokenless_ids = ids_without_token(folder, model_config.vocab_size)
     layout = _layout(config, model_config)
     ops = ops_for(config.device)
-    device = open_device(config, staged=ops.reads_device_batch)
+    device = open_device(config)
     kv_dtype = _kv_dtype(config, model_config, ops)
     if config.device != "cpu":
         check_weights(model_config, torch.cuda.get_device_capability())
@@ -62,10 +61,8 @@ def serve(channel: Channel) -> None:
         model, drafter = _load(config, model_config, ops, tp, device, _reporter(channel))
         device.check_room("KV memory", layout.total_bytes)
         exported, kv = export_kv(layout, kv_dtype, device.torch_device, poison=config.poison)
-        progress_memory, eventfd, word = export_progress()
-        progress: Progress = HostProgress(word)
-        if device.staged:
-            progress = KernelProgress(progress_memory.mapping, eventfd, device.torch_device)
+        progress_memory, eventfd = export_progress()
+        progress = Progress(progress_memory.mapping, eventfd, device.torch_device, ops.publish)
         runner = ModelRunner(
             *(model, model_config, kv, layout, progress, tp, tokenless_ids, device, drafter),
             graph_settings=graph_settings(config, model_config, layout, device),
@@ -82,7 +79,7 @@ def serve(channel: Channel) -> None:
             load_s=load_s,
             cuda_device=exported.cuda_device,
             kv_alignment=exported.alignment,
-            graph_bytes=None if runner.graphs is None else runner.graphs.num_bytes,
+            graph_bytes=runner.graph_bytes,
         )
     )
     channel.send_descriptors([exported.fd, progress_memory.fd, eventfd])
@@ -151,9 +148,7 @@ def graph_settings(
     return GraphSettings(
         capture=CudaGraphs(),
         sizes=batch_sizes(config.graph_batch),
-        max_context_len=min(
-            model_config.max_position_embeddings, layout.num_pages * layout.page_size
-        ),
+        max_seq_len=min(model_config.max_position_embeddings, layout.num_pages * layout.page_size),
     )
 
 
@@ -165,7 +160,7 @@ def _kv_dtype(config: RankConfig, model_config: ModelConfig, ops: Ops) -> torch.
     """
     if config.kv_type != _FLOAT8:
         return _DTYPES[config.kv_type]
-    if not ops.reads_device_batch:
+    if not ops.keeps_float8:
         raise ConfigError(
             "a KV cache in float8 is not served on a CPU, whose ops compute in --dtype",
             hint="use --kv-dtype auto, or --device cuda",

@@ -1,83 +1,64 @@
 """How a pass says which layers' KV is in memory. The rank's main thread.
 
-What the word's values mean stands in ``pdx.kv.progress``. A CPU rank stores it itself; where the
-ops are kernels, a kernel does, behind the append in the stream's order.
+What the word's values mean stands in ``pdx.kv.progress``. The store is an op: on a GPU it is a
+kernel behind the append in the stream's order.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pdx.errors import WorkerError
-from pdx.kernels.cpu.progress import ProgressWord
+from pdx.kernels.ops import PublishOp
 from pdx.kv.progress import PROGRESS_BYTES
 
-__all__ = ["HostProgress", "KernelProgress", "Progress"]
+__all__ = ["Progress"]
 
 
-class Progress(Protocol):
-    """A rank's progress word."""
-
-    def begin(self, base: int, base_on_device: Tensor) -> None:
-        """A pass begins; the values of its steps are ``base`` + step.
-
-        Args:
-            base_on_device: int64 [1], the same number; it stays there until the pass has ended.
-        """
-
-    def publish(self, step: int) -> None:
-        """All that was begun so far will be in memory when the word has this value."""
-
-
-class HostProgress:
-    """Stored at once, with a wake-up for the readers."""
-
-    def __init__(self, word: ProgressWord) -> None:
-        self._word = word
-        self._base = 0
-
-    def begin(self, base: int, base_on_device: Tensor) -> None:
-        self._base = base
-
-    def publish(self, step: int) -> None:
-        self._word.publish(self._base + step)
-
-
-class KernelProgress:
-    """Stored by a kernel. Nothing wakes the readers, who look while they expect something; but
-    where the kernel is interpreted, it has stored when it returns, and the readers sleep.
+class Progress:
+    """A rank's progress word. Readers of a rank on a CPU sleep until they are woken; those of a GPU
+    look while they expect something, because nothing could wake them.
     """
 
-    def __init__(self, memory: mmap.mmap, eventfd: int, device: torch.device) -> None:
+    def __init__(
+        self, memory: mmap.mmap, eventfd: int, device: torch.device, publish: PublishOp
+    ) -> None:
         """
         Args:
             memory: shared with the readers; outlives this object.
-            eventfd: what wakes readers of a rank on a CPU.
+            eventfd: what wakes them, non-blocking; -1: nobody sleeps.
+            device: of the rank.
+            publish: the device's op.
 
         Raises:
             WorkerError: the GPU cannot write to the memory.
         """
-        from pdx.kernels.progress_word import publish  # only these ranks want Triton
-
         self._publish = publish
         self._word = torch.frombuffer(memory, dtype=torch.int64, count=1)
-        self._eventfd = None if device.type == "cuda" else eventfd
-        self._base = self._word
+        self._eventfd = -1 if device.type == "cuda" else eventfd
+        self._base = torch.zeros(1, dtype=torch.int64)
         if device.type == "cuda":
             _let_gpus_write(self._word.data_ptr())
 
-    def begin(self, base: int, base_on_device: Tensor) -> None:
-        self._base = base_on_device
+    def begin(self, base: Tensor) -> None:
+        """A pass begins, and ``base`` int64 [1], on the device, is its first value. It stays there
+        until the pass has ended.
+        """
+        self._base = base
 
     def publish(self, step: int) -> None:
+        """All that was begun so far will be in memory when the word is at this step of the pass."""
         self._publish(self._word, self._base, step)
-        if self._eventfd is not None:
-            os.eventfd_write(self._eventfd, 1)
+        if self._eventfd >= 0:
+            # A full counter means that a wake is pending. suppress() would take as long as this.
+            try:  # noqa: SIM105
+                os.eventfd_write(self._eventfd, 1)
+            except BlockingIOError:
+                pass
 
 
 def _let_gpus_write(address: int) -> None:

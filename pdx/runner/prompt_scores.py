@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pdx.errors import InternalError
+from pdx.kernels.ops import LikeliestOp
 from pdx.request.batch import PromptScores, ScoredToken
-from pdx.runner.likeliest import top_logprobs
 
 __all__ = ["ScoreSpan", "score_prompts"]
 
@@ -37,6 +37,7 @@ class ScoreSpan:
 def score_prompts(
     hidden: Tensor,
     logits_of: Callable[[Tensor], Tensor],
+    likeliest: LikeliestOp,
     spans: Sequence[ScoreSpan],
     vocab_size: int,
 ) -> list[PromptScores]:
@@ -46,6 +47,7 @@ def score_prompts(
         hidden: [T, H], the pass's output.
         logits_of: [n, H] -> float32 [n, V]; called with a few rows at a time, so that the memory
             needed does not grow with the prompt.
+        likeliest: the device's op.
         spans: what to score.
         vocab_size: V.
 
@@ -57,14 +59,18 @@ def score_prompts(
         PromptScores(
             request_id=span.request_id,
             first_position=span.first_position,
-            tokens=list(_score(hidden, logits_of, span, block_len)),
+            tokens=list(_score(hidden, logits_of, likeliest, span, block_len)),
         )
         for span in spans
     ]
 
 
 def _score(
-    hidden: Tensor, logits_of: Callable[[Tensor], Tensor], span: ScoreSpan, block_len: int
+    hidden: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    likeliest: LikeliestOp,
+    span: ScoreSpan,
+    block_len: int,
 ) -> Iterator[ScoredToken]:
     for begin in range(0, len(span.target_ids), block_len):
         target_ids = span.target_ids[begin : begin + block_len]
@@ -77,6 +83,8 @@ def _score(
         logprobs = (logits.gather(1, targets)[:, 0] - log_sums).tolist()
         tops: list[list[tuple[int, float]]] = [[] for _ in target_ids]
         if span.num_top:
-            tops = top_logprobs(logits, log_sums, span.num_top)
+            values, ids = likeliest(logits, min(span.num_top, logits.shape[1]))
+            rows = zip(ids.tolist(), (values - log_sums[:, None]).tolist(), strict=True)
+            tops = [list(zip(*row, strict=True)) for row in rows]
         for token_id, logprob, top in zip(target_ids, logprobs, tops, strict=True):
             yield ScoredToken(token_id=token_id, logprob=logprob, top=top)

@@ -22,8 +22,7 @@ from pdx.ranks.memory import NodeMemory, RankDescriptors
 from pdx.request.batch import Batch, RequestStart
 from pdx.request.request import SamplingParams
 from pdx.runner import memory
-from pdx.runner.device import RankDevice
-from tests.runner.kernel_runner import KernelRunner, kernel_runner, steps
+from tests.runner.kernel_runner import KernelRunner, kernel_runner, staged_cpu, steps
 
 CPU = torch.device("cpu")
 
@@ -67,11 +66,11 @@ def node_memory(rank: KernelRunner) -> NodeMemory:
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    plain = kernel_runner(folder, RankDevice(CPU, staged=True))
+    plain = kernel_runner(folder, staged_cpu())
     run(plain)
     memory._tensor_at = host_tensor_at
     gpu = torch.device("cuda", 0)
-    shared = kernel_runner(folder, RankDevice(CPU, staged=True), kv_device=gpu)
+    shared = kernel_runner(folder, staged_cpu(), kv_device=gpu)
     run(shared)
     node = node_memory(shared)
     mapped = ctypes.string_at(node.kv_address, node.kv_bytes)

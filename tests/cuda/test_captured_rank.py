@@ -17,7 +17,7 @@ pytestmark = [
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_qwen3_moe", "tiny_deepseek"])
 def test_captured_steps_change_nothing(model: str, request: pytest.FixtureRequest) -> None:
     """Joins, leaves, padding and a preemption, as in tests/runner/test_captured.py."""
-    from pdx.kernels.step_graphs import CudaGraphs
+    from pdx.kernels.graphs import CudaGraphs
     from pdx.runner.device import RankDevice
     from tests.runner.captured import (
         NUM_PAGES,
@@ -32,10 +32,10 @@ def test_captured_steps_change_nothing(model: str, request: pytest.FixtureReques
     folder: Path = request.getfixturevalue(model)
     passes, sizes = SCRIPTS["long"]
     gpu = torch.device("cuda", 0)
-    plain = kernel_runner(folder, RankDevice(gpu, staged=True), num_pages=NUM_PAGES)
+    plain = kernel_runner(folder, RankDevice(gpu), num_pages=NUM_PAGES)
     replays = Replays(stock=CudaGraphs())
     wanted = run_all(plain, passes, replays, sizes, [])
-    rank = captured_runner(folder, RankDevice(gpu, staged=True), replays, sizes)
+    rank = captured_runner(folder, RankDevice(gpu), replays, sizes)
     assert rank.runner.graphs is not None
     found = run_all(rank, passes, replays, sizes, [])
     assert found.replayed == found.expected
@@ -44,11 +44,11 @@ def test_captured_steps_change_nothing(model: str, request: pytest.FixtureReques
 
 
 def test_what_waits_is_refused_and_the_rank_goes_on(tiny_llama: Path) -> None:
-    from pdx.kernels.step_graphs import CudaGraphs
+    from pdx.kernels.graphs import CudaGraphs
     from pdx.runner.device import RankDevice
     from tests.runner.captured import without_graphs
 
-    device = RankDevice(torch.device("cuda", 0), staged=True)
+    device = RankDevice(torch.device("cuda", 0))
     told = without_graphs(tiny_llama, "waits", device, CudaGraphs())
     assert told["is_none"] and told["num_tokens"] == 1
     assert told["word"] == 0 and told["kv_is_untouched"]

@@ -69,7 +69,7 @@ def test_a_pass_has_no_wait_but_its_last(model: str, request: pytest.FixtureRequ
     from pdx.runner.device import RankDevice
     from tests.runner.kernel_runner import kernel_runner, steps
 
-    device = RankDevice(torch.device("cuda", 0), staged=True)
+    device = RankDevice(torch.device("cuda", 0))
     rank = kernel_runner(request.getfixturevalue(model), device)
     rank.runner.warm_up()
     start = RequestStart(

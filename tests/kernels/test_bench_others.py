@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.bench.case import Absent
 from pdx.kernels.bench.others import attention_others, latent_others
 from pdx.kernels.bench.problem import PAGE_SIZE, PagedProblem, shuffled_tables
 from pdx.kernels.kv_view import FLOAT8
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.mla_attention import mla_attention
 from pdx.kernels.reference.paged_attention import paged_attention
 
@@ -41,9 +41,11 @@ def problem(requests: tuple[tuple[int, int], ...], dtype: torch.dtype = torch.fl
     )
 
 
-def batch_of(each: PagedProblem) -> PagedBatch:
+def batch_of(each: PagedProblem) -> ForwardBatch:
     pairs = zip(each.requests, each.tables, strict=True)
-    return PagedBatch.build(PAGE_SIZE, [(*request, table) for request, table in pairs])
+    return ForwardBatch.build(
+        PAGE_SIZE, [(*request, table) for request, table in pairs], decode_rows=0
+    )
 
 
 def check(each: PagedProblem, name: str) -> None:
@@ -206,5 +208,5 @@ def test_latents(
         scale=0.2,
     )
     out = latent_others(each, LATENT)[name]()()
-    expected = mla_attention(each.q, each.kv, batch_of(each), each.scale, LATENT)
+    expected = mla_attention(each.q, each.kv, batch_of(each).chunks, each.scale, LATENT)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.cpu.native_ops import has_amx
 from pdx.kernels.cpu.paged_attention import paged_attention, paged_attention_without_amx
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.paged_attention import paged_attention as reference
 
 NAN = float("nan")
 # Outputs are of size 4 at most, where bfloat16's last place is 2^-6; softmax weights are rounded
 # to it as well.
 TOLERANCE = 2e-2
-AttentionOp = Callable[[Tensor, Tensor, PagedBatch, float], Tensor]
+AttentionOp = Callable[[Tensor, Tensor, ForwardBatch, float], Tensor]
 IMPLEMENTATIONS: list[AttentionOp] = [paged_attention, paged_attention_without_amx]
 
 
@@ -37,9 +37,9 @@ def paged(
 
 def batch_of(
     page_size: int, requests: list[tuple[int, int]], tables: list[list[int]]
-) -> PagedBatch:
+) -> ForwardBatch:
     rows = [(*request, table) for request, table in zip(requests, tables, strict=True)]
-    return PagedBatch.build(page_size, rows)
+    return ForwardBatch.build(page_size, rows)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -58,7 +58,7 @@ def batch_of(
     "requests",
     [
         [(0, 2), (0, 15), (0, 16), (0, 17)],
-        [(15, 2), (16, 16), (31, 33), (5, 1)],
+        [(5, 1), (15, 2), (16, 16), (31, 33)],
         [(0, 257), (255, 2), (256, 17), (500, 40)],
     ],
     ids=str,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.cpu.mla_attention import mla_attention as cpu_mla_attention
-from pdx.kernels.cpu.mla_attention import mla_chunk_attention as cpu_mla_chunk_attention
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.cpu.mla_attention import mla_prefill as cpu_mla_prefill
+from pdx.kernels.mla_record import record_bytes
 from pdx.kernels.reference.mla_append import mla_append
-from pdx.kernels.reference.mla_attention import mla_attention, mla_chunk_attention
+from pdx.kernels.reference.mla_attention import mla_attention, mla_prefill
+from pdx.kernels.reference.mla_contexts import mla_contexts
+from pdx.kernels.reference.mla_record import unpack_records
 
 HEADS, LATENT, ROPE, NOPE, VALUE, PAGE = 3, 16, 8, 24, 12, 4
 #: Sums in another order; in bfloat16 the scores' own roundings too.
@@ -19,10 +22,11 @@ dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
 SPANS = [[(0, 1)], [(3, 1), (4, 1), (0, 1)], [(0, 7), (5, 1), (4, 4), (1, 2)]]
 
 
-def batch_of(spans: list[tuple[int, int]]) -> PagedBatch:
-    return PagedBatch.build(
+def batch_of(spans: list[tuple[int, int]]) -> ForwardBatch:
+    return ForwardBatch.build(
         PAGE,
         [(before, now, [4 * i + 2, 4 * i, 4 * i + 3]) for i, (before, now) in enumerate(spans)],
+        decode_rows=7,
     )
 
 
@@ -31,15 +35,15 @@ def batch_of(spans: list[tuple[int, int]]) -> PagedBatch:
 def test_attention_over_latents(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     batch = batch_of(spans)
+    group = batch.decodes
     # What nobody wrote is never read.
     kv = torch.full((16, PAGE, LATENT + ROPE), float("nan"), dtype=dtype)
-    for span in batch.spans:
-        for place in range(span.context_len):
-            page = span.page_indices[place // PAGE]
-            kv[page, place % PAGE] = torch.randn(LATENT + ROPE).to(dtype)
-    q = torch.randn(len(batch.token_pages), HEADS, LATENT + ROPE).to(dtype)
-    expected = mla_attention(q.double(), kv.double(), batch, 0.3, LATENT)
-    actual = cpu_mla_attention(q, kv, batch, 0.3, LATENT)
+    for _, seq_len, pages in group.each(PAGE):
+        for place in range(seq_len):
+            kv[pages[place // PAGE], place % PAGE] = torch.randn(LATENT + ROPE).to(dtype)
+    q = torch.randn(len(batch), HEADS, LATENT + ROPE).to(dtype)
+    expected = mla_attention(q.double(), kv.double(), group, 0.3, LATENT)
+    actual = cpu_mla_attention(q, kv, group, 0.3, LATENT)
     assert (actual.dtype, actual.shape) == (dtype, expected.shape)
     assert float((actual.double() - expected).abs().max()) < TOLERANCE[dtype]
 
@@ -49,14 +53,15 @@ def test_attention_over_latents(spans: list[tuple[int, int]], dtype: torch.dtype
 def test_attention_over_keys_and_values(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     batch = batch_of(spans)
-    num_rows, num_context = len(batch.token_pages), sum(span.context_len for span in batch.spans)
+    group = batch.decodes
+    num_rows, num_context = len(batch), group.total_seq_len
     q = torch.randn(num_rows, HEADS, NOPE + ROPE).to(dtype)
     expanded = torch.randn(num_context, HEADS, NOPE + VALUE).to(dtype)
     k_nope, v = expanded[..., :NOPE], expanded[..., NOPE:]
     k_rope = torch.randn(num_context, ROPE).to(dtype)
     wide = (x.double() for x in (q, k_nope, k_rope, v))
-    expected = mla_chunk_attention(*wide, batch, 0.2)
-    actual = cpu_mla_chunk_attention(q, k_nope, k_rope, v, batch, 0.2)
+    expected = mla_prefill(*wide, group, 0.2)
+    actual = cpu_mla_prefill(q, k_nope, k_rope, v, group, 0.2)
     assert (actual.dtype, actual.shape) == (dtype, expected.shape)
     assert float((actual.double() - expected).abs().max()) < TOLERANCE[dtype]
 
@@ -74,14 +79,14 @@ def test_append_turns_the_shared_key_by_its_pairs(interleaved: bool) -> None:
     assert int((kv != 0).any(-1).sum()) == 2
 
 
-def test_parts_of_a_batch_are_its_steps_and_its_chunks() -> None:
-    """A step with a draft is a step: its context's keys and values are not made for two rows."""
-    batch = batch_of([(0, 3), (5, 1), (2, 2), (4, 3), (0, 1)])
-    steps, chunks = batch.decode_part, batch.chunk_part
-    assert steps.rows.tolist() == [3, 4, 5, 9]
-    assert chunks.rows.tolist() == [0, 1, 2, 6, 7, 8]
-    assert [span.start for span in chunks.batch.spans] == [0, 3]
-    assert [span.start for span in steps.batch.spans] == [0, 1, 3]
-    assert [span.context_len for span in steps.batch.spans] == [6, 4, 1]
-    assert torch.equal(chunks.batch.token_pages, batch.token_pages[chunks.rows])
-    assert batch.chunk_part is chunks
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
+def test_contexts_are_gathered_from_their_pages(dtype: torch.dtype) -> None:
+    batch = batch_of([(5, 1), (0, 4), (2, 7)])
+    width = LATENT + ROPE if dtype == torch.float32 else record_bytes(LATENT, ROPE)
+    kv = torch.randint(0, 120, (16, PAGE, width)).to(dtype)
+    expected = [kv[pages.long()].flatten(0, 1)[:n] for _, n, pages in batch.decodes.each(PAGE)]
+    rows = torch.cat(expected)
+    if dtype == torch.uint8:
+        rows = unpack_records(rows[None], LATENT)[0]
+    found = mla_contexts(kv, batch.decodes, LATENT, torch.float32)
+    assert torch.equal(found, rows.float())

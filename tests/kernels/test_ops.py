@@ -11,7 +11,7 @@ from pdx.kernels.ops import ops_for
 
 
 def test_devices_that_are_not_served_are_refused() -> None:
-    assert not ops_for("cpu").reads_device_batch
+    assert not ops_for("cpu").keeps_float8
     for device in ("mps", ""):
         with pytest.raises(ConfigError, match="not served"):
             ops_for(device)
@@ -20,7 +20,7 @@ def test_devices_that_are_not_served_are_refused() -> None:
 def test_a_gpu_has_the_kernels() -> None:
     for device in ("cuda", "cuda:1"):
         ops = ops_for(device)
-        assert ops.reads_device_batch
+        assert ops.keeps_float8
         assert ops.rope_kv_append.__module__ == "pdx.kernels.triton_ops"
 
 

@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.cpu.kv_append import kv_append as cpu_kv_append
 from pdx.kernels.cpu.paged_attention import paged_attention as cpu_paged_attention
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.cpu.rope_kv_append import rope_kv_append as cpu_rope_kv_append
 from pdx.kernels.reference.kv_append import kv_append
 from pdx.kernels.reference.paged_attention import paged_attention
+from pdx.kernels.reference.rope_kv_append import rope_kv_append
 
 S, D = 4, 8
-AppendOp = Callable[[Tensor, Tensor, Tensor, PagedBatch], None]
+AppendOp = Callable[[Tensor, Tensor, Tensor, ForwardBatch], None]
 NAN = float("nan")
 # (tokens computed before, tokens of this pass) of the requests of one pass.
 BATCHES = [
@@ -31,7 +33,7 @@ BATCHES = [
     [(2 * S, S)],
     [(5, 1), (0, 1), (9, 1)],
     [(5, 1), (11, 1), (0, 7), (6, 3), (S, S)],
-    [(7, 1), (0, 5), (6, 1), (5, 1), (4, 1)],
+    [(7, 1), (6, 1), (5, 1), (4, 1), (0, 5)],
     [(60, 1), (0, 1), (1, 1), (S, 1), (59, 1), (2, 1), (3, 2)],
     [(90, 1), (0, 1)],
 ]
@@ -39,7 +41,7 @@ HEADS = [(1, 1), (4, 4), (6, 2), (3, 1)]
 # Against float64: roundings of the dtype on outputs of size 1. fp16 and bf16 also round the softmax
 # weights where torch's fused attention keeps them in the dtype.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-IMPLEMENTATIONS: list[Callable[[Tensor, Tensor, PagedBatch, float], Tensor]] = [
+IMPLEMENTATIONS: list[Callable[[Tensor, Tensor, ForwardBatch, float], Tensor]] = [
     paged_attention,
     cpu_paged_attention,
 ]
@@ -55,6 +57,7 @@ class Case:
         num_kv_heads: int,
         dtype: torch.dtype,
         head_dim: int = D,
+        decode_rows: int = 1,
     ) -> None:
         self.requests = requests
         contexts = [computed + new for computed, new in requests]
@@ -65,12 +68,11 @@ class Case:
         self.k = [torch.randn(c, num_kv_heads, head_dim, dtype=dtype) for c in contexts]
         self.v = [torch.randn(c, num_kv_heads, head_dim, dtype=dtype) for c in contexts]
         self.q = torch.randn(sum(new for _, new in requests), num_heads, head_dim, dtype=dtype)
-        self.batch = self._batch(requests)
+        self.batch = self._batch(requests, decode_rows)
 
-    def _batch(self, requests: list[tuple[int, int]]) -> PagedBatch:
-        return PagedBatch.build(
-            S, [(*r, table) for r, table in zip(requests, self.tables, strict=True)]
-        )
+    def _batch(self, requests: list[tuple[int, int]], decode_rows: int) -> ForwardBatch:
+        pairs = zip(requests, self.tables, strict=True)
+        return ForwardBatch.build(S, [(*r, table) for r, table in pairs], decode_rows=decode_rows)
 
     def append_all(self) -> None:
         """What earlier passes computed, then this pass's tokens."""
@@ -80,7 +82,7 @@ class Case:
             torch.cat([k[:c] for k, c in zip(self.k, cached, strict=True)]),
             torch.cat([v[:c] for v, c in zip(self.v, cached, strict=True)]),
             self.kv,
-            self._batch(before),
+            self._batch(before, decode_rows=1 << 20),
         )
         kv_append(*self.new(), self.kv, self.batch)
 
@@ -113,7 +115,7 @@ class Case:
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
 @pytest.mark.parametrize("requests", BATCHES, ids=str)
 def test_attention_equals_the_unpaged_formula_and_reads_nothing_unwritten(
-    implementation: Callable[[Tensor, Tensor, PagedBatch, float], Tensor],
+    implementation: Callable[[Tensor, Tensor, ForwardBatch, float], Tensor],
     dtype: torch.dtype,
     num_heads: int,
     num_kv_heads: int,
@@ -130,10 +132,10 @@ def test_attention_equals_the_unpaged_formula_and_reads_nothing_unwritten(
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=["reference", "cpu"])
 def test_attention_of_no_requests_is_empty(
-    implementation: Callable[[Tensor, Tensor, PagedBatch, float], Tensor],
+    implementation: Callable[[Tensor, Tensor, ForwardBatch, float], Tensor],
 ) -> None:
     out = implementation(
-        torch.empty(0, 4, D), torch.zeros(3, 2, 2, S, D), PagedBatch.build(S, []), 1.0
+        torch.empty(0, 4, D), torch.zeros(3, 2, 2, S, D), ForwardBatch.build(S, []), 1.0
     )
     assert out.shape == (0, 4, D)
 
@@ -171,25 +173,8 @@ def test_append_writes_its_tokens_and_nothing_else(
 @appends
 def test_append_of_no_tokens_changes_nothing(append: AppendOp) -> None:
     kv = torch.full((2, 1, 2, S, D), NAN)
-    append(torch.empty(0, 1, D), torch.empty(0, 1, D), kv, PagedBatch.build(S, []))
+    append(torch.empty(0, 1, D), torch.empty(0, 1, D), kv, ForwardBatch.build(S, []))
     assert kv.isnan().all()
-
-
-def test_spans_tell_rows_and_pages() -> None:
-    batch = PagedBatch.build(S, [(5, 1, [9, 8, 7]), (0, 6, [3, 2])])
-    first, second = batch.spans
-    assert (first.rows, first.context_len, first.page_indices.tolist()) == (slice(0, 1), 6, [9, 8])
-    assert (second.rows, second.context_len) == (slice(1, 7), 6)
-    assert batch.token_pages.tolist() == [8, 3, 3, 3, 3, 2, 2]
-    assert batch.token_offsets.tolist() == [1, 0, 1, 2, 3, 0, 1]
-
-
-def test_decode_steps_stand_apart_from_chunks() -> None:
-    batch = PagedBatch.build(S, [(5, 1, [9, 8, 7]), (0, 6, [3, 2]), (0, 1, [4])])
-    steps = batch.decode_steps
-    assert (steps.rows.tolist(), steps.context_lens.tolist()) == ([0, 7], [6, 1])
-    assert (steps.table_starts.tolist(), steps.page_indices.tolist()) == ([0, 2], [9, 8, 4])
-    assert [span.start for span in batch.chunks] == [1]
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 256])
@@ -197,13 +182,51 @@ def test_decode_steps_stand_apart_from_chunks() -> None:
 @pytest.mark.parametrize("num_groups", [1, 3, 16, 17])
 def test_decode_steps_of_long_contexts(num_groups: int, dtype: torch.dtype, head_dim: int) -> None:
     """The sizes that the native code takes, and one past them; scores of size 10 and more."""
-    case = Case([(700, 1), (3, 1), (64, 2), (0, 1)], 2 * num_groups, 2, dtype, head_dim)
+    case = Case([(700, 1), (3, 1), (0, 1), (64, 2)], 2 * num_groups, 2, dtype, head_dim)
     case.append_all()
     scale = 8 / head_dim**0.5
     out = cpu_paged_attention(case.q, case.kv, case.batch, scale)
     # Rounding a score of 40 changes its weight by 2e-6 of itself.
     tolerance = max(TOLERANCE[dtype], 1e-5)
     torch.testing.assert_close(out.double(), case.expected(scale), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("head_dim", [12, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drafts_are_rows_of_a_request_that_decodes(dtype: torch.dtype, head_dim: int) -> None:
+    """Natively, and in sizes that the native code does not take."""
+    requests = [(40, 3), (0, 2), (9, 1), (3, 5)]
+    case = Case(requests, 6, 2, dtype, head_dim, decode_rows=3)
+    case.append_all()
+    assert [len(group) for group in case.batch.groups] == [3, 1]
+    out = cpu_paged_attention(case.q, case.kv, case.batch, 0.3)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(out.double(), case.expected(0.3), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", [{"window": 3}, {"soft_cap": 0.5}], ids=str)
+def test_windows_and_soft_caps_are_not_dropped(options: dict[str, Any]) -> None:
+    case = Case([(9, 1), (7, 6)], 4, 2, torch.float32, 16)
+    case.append_all()
+    plain = cpu_paged_attention(case.q, case.kv, case.batch, 0.3)
+    out = cpu_paged_attention(case.q, case.kv, case.batch, 0.3, **options)
+    assert torch.equal(out, paged_attention(case.q, case.kv, case.batch, 0.3, **options))
+    assert not torch.allclose(out, plain, atol=1e-3)
+
+
+def test_float8_memory_keeps_its_scales() -> None:
+    case = Case([(9, 1), (7, 6)], 4, 2, torch.float32, 16)
+    angles = torch.rand(7, 8)
+    scales = (0.5, 3.0)
+    memories = []
+    for append in (rope_kv_append, cpu_rope_kv_append):
+        kv = torch.zeros(case.kv.shape, dtype=torch.float8_e4m3fn)
+        append(*case.new(), angles.cos(), angles.sin(), kv, case.batch, kv_scales=scales)
+        memories.append(kv)
+    reference, kv = memories
+    assert torch.equal(kv.view(torch.uint8), reference.view(torch.uint8))
+    out = cpu_paged_attention(case.q, kv, case.batch, 0.3, kv_scales=scales)
+    assert torch.equal(out, paged_attention(case.q, kv, case.batch, 0.3, kv_scales=scales))
 
 
 def test_decode_step_over_broken_memory_is_broken() -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pdx.config.model import ModelConfig
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import REFERENCE_OPS, Ops
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kv.geometry import kv_layout
 from pdx.models.registry import CausalLM, build_drafts, build_model
 from pdx.models.sharding import LoneRank, TpGroup
@@ -85,7 +85,7 @@ def run(
     begin = 0
     with torch.inference_mode():
         for chunk in chunks:
-            batch = PagedBatch.build(PAGE_SIZE, [(begin, len(chunk), pages)])
+            batch = ForwardBatch.build(PAGE_SIZE, [(begin, len(chunk), pages)])
             positions = torch.arange(begin, begin + len(chunk))
             hidden = model(torch.tensor(chunk), positions, kv, batch, ready.append)
             logits.append(model.logits(hidden))

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from pdx.config.model import ModelConfig
 from pdx.errors import CheckpointError
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import REFERENCE_OPS, Ops, ops_for
-from pdx.kernels.paged_batch import PagedBatch
 from tests.models.comparison import (
     LENGTHS,
     LOGIT_TOLERANCE,
@@ -69,11 +69,11 @@ def test_chunks_and_steps_give_the_logits_of_the_whole(
 def test_requests_of_one_pass_do_not_mix(
     tiny_deepseek: Path, deepseek_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
-    """A step, a chunk, a step and a whole prompt together, each with its own pages."""
+    """Two steps, a chunk and a whole prompt together, each with its own pages."""
     config, model = ModelConfig.load(tiny_deepseek), loaded(tiny_deepseek, ops_for("cpu"))
     kv = empty_kv(config, 12)
     #: Tokens before this pass and in it.
-    shapes = [(20, 1), (17, 9), (3, 1), (0, 5)]
+    shapes = [(20, 1), (3, 1), (17, 9), (0, 5)]
     prompts = [tiny_prompt_ids[i : i + before + now] for i, (before, now) in enumerate(shapes)]
     tables = [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(4)]
 
@@ -82,7 +82,7 @@ def test_requests_of_one_pass_do_not_mix(
         rows = [(b, n, pages, ids) for (b, n), ids, pages in table if n]
         token_ids = [token for b, n, _, ids in rows for token in ids[b : b + n]]
         positions = [place for b, n, _, _ in rows for place in range(b, b + n)]
-        batch = PagedBatch.build(PAGE_SIZE, [(b, n, pages) for b, n, pages, _ in rows])
+        batch = ForwardBatch.build(PAGE_SIZE, [(b, n, pages) for b, n, pages, _ in rows])
         with torch.inference_mode():
             hidden = model(
                 torch.tensor(token_ids), torch.tensor(positions), kv, batch, lambda layer: None

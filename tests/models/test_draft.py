@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pdx.config.model import ModelConfig
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import REFERENCE_OPS, Ops, ops_for
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.models.decoder import LayerPass
 from pdx.models.deepseek_draft import DraftLayer
 from pdx.models.registry import build_drafts, build_model
@@ -55,7 +55,7 @@ def test_first_draft_after_a_prompt_equals_transformers(
     layer_pass = LayerPass(
         cos_sin=RotaryEmbedding(config.rope, config.rope_dim)(positions),
         kv=empty_kv(config, num_pages)[0],
-        batch=PagedBatch.build(PAGE_SIZE, [(0, length, list(range(num_pages)))]),
+        batch=ForwardBatch.build(PAGE_SIZE, [(0, length, list(range(num_pages)))]),
         on_kv_ready=lambda: None,
     )
     with torch.inference_mode():

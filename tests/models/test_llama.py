@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import REFERENCE_OPS, Ops, ops_for
-from pdx.kernels.paged_batch import PagedBatch
 from tests.models.comparison import (
     LENGTHS,
     LOGIT_TOLERANCE,
@@ -62,14 +63,21 @@ def test_layer_is_reported_after_its_append_and_before_its_attention(
     events: list[str] = []
 
     def append(
-        k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: PagedBatch
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv: Tensor,
+        batch: ForwardBatch,
+        *,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        REFERENCE_OPS.rope_kv_append(k, v, cos, sin, kv, batch)
+        REFERENCE_OPS.rope_kv_append(k, v, cos, sin, kv, batch, kv_scales=kv_scales)
         events.append("append")
 
-    def attend(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    def attend(q: Tensor, kv: Tensor, batch: ForwardBatch, scale: float, **options: Any) -> Tensor:
         events.append("attend")
-        return REFERENCE_OPS.paged_attention(q, kv, batch, scale)
+        return REFERENCE_OPS.paged_attention(q, kv, batch, scale, **options)
 
     ops = replace(REFERENCE_OPS, rope_kv_append=append, paged_attention=attend)
     model = loaded(tiny_llama, ops)
@@ -78,7 +86,7 @@ def test_layer_is_reported_after_its_append_and_before_its_attention(
             torch.tensor(tiny_prompt_ids[:5]),
             torch.arange(5),
             torch.zeros(3, 1, 2, 2, PAGE_SIZE, 32),
-            PagedBatch.build(PAGE_SIZE, [(0, 5, [0])]),
+            ForwardBatch.build(PAGE_SIZE, [(0, 5, [0])]),
             lambda layer_idx: events.append(f"ready {layer_idx}"),
         )
     assert events == [

@@ -16,8 +16,8 @@ from pdx.config.experts import SoftmaxRouting
 from pdx.config.model import ModelConfig
 from pdx.config.rope import LinearScaling, Llama3Scaling, YarnScaling
 from pdx.errors import CheckpointError
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import REFERENCE_OPS, Ops
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.models.experts import Experts
 from pdx.models.qwen3 import Qwen3Attention
 from pdx.models.registry import CausalLM
@@ -34,8 +34,8 @@ def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def scaled_by(head_dim: int) -> Ops:
-    def attend(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-        return REFERENCE_OPS.paged_attention(q, kv, batch, head_dim**-0.5)
+    def attend(q: Tensor, kv: Tensor, batch: ForwardBatch, scale: float, **options: Any) -> Tensor:
+        return REFERENCE_OPS.paged_attention(q, kv, batch, head_dim**-0.5, **options)
 
     return replace(REFERENCE_OPS, paged_attention=attend)
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pdx.config.model import ModelConfig
 from pdx.errors import ConfigError
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import Ops, ops_for
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kv.geometry import check_tp_size
 from pdx.kv.layout import kv_heads_of_rank
 from tests.models.comparison import LOGIT_TOLERANCE, PAGE_SIZE, empty_kv, loaded, run
@@ -65,7 +65,7 @@ def run_sharded(
     def one_rank(rank: int) -> tuple[Tensor, Tensor]:
         model = loaded(folder, ops, tp=ThreadGroup(rank, parts, barrier))
         kv = empty_kv(config, num_pages, tp_size=tp_size)
-        batch = PagedBatch.build(PAGE_SIZE, [(0, len(ids), list(range(num_pages)))])
+        batch = ForwardBatch.build(PAGE_SIZE, [(0, len(ids), list(range(num_pages)))])
         positions = torch.arange(len(ids))
         hidden = model(torch.tensor(ids), positions, kv, batch, lambda layer_idx: None)
         return model.logits(hidden), kv

@@ -21,13 +21,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdx.kernels.step_graphs import Captured, GraphCapture
+from pdx.kernels.graphs import Captured, GraphCapture, GraphSettings
 from pdx.kv.progress import end_value
 from pdx.request.batch import Batch, RequestStart, RequestStep, StepOutput
 from pdx.request.request import SamplingParams
-from pdx.runner.decode_graphs import GraphSettings
 from pdx.runner.device import RankDevice
-from tests.runner.kernel_runner import KernelRunner, kernel_runner
+from tests.runner.kernel_runner import KernelRunner, kernel_runner, staged_cpu
 from tests.runner.waits import ask
 
 NUM_PAGES = 12
@@ -212,7 +211,7 @@ def captured_runner(
     folder: Path, device: RankDevice, capture: GraphCapture, sizes: Sequence[int], **options: Any
 ) -> KernelRunner:
     """A runner that has captured, in its warm-up; what this leaves behind is checked."""
-    settings = GraphSettings(capture=capture, sizes=sizes, max_context_len=NUM_PAGES * 16)
+    settings = GraphSettings(capture=capture, sizes=sizes, max_seq_len=NUM_PAGES * 16)
     rank = kernel_runner(folder, device, num_pages=NUM_PAGES, graph_settings=settings, **options)
     before = rank.kv.clone()
     rank.runner.warm_up()
@@ -234,17 +233,13 @@ def num_differing(x: Tensor, y: Tensor) -> int:
     return int((x.view(torch.uint8) != y.view(torch.uint8)).sum())
 
 
-def host() -> RankDevice:
-    return RankDevice(torch.device("cpu"), staged=True)
-
-
 def compare(folder: Path, script: str, kv_dtype: str | None = None) -> dict[str, Any]:
     """Both ranks through a script."""
     from tests.kernels.triton.recorder import Recorder
 
     passes, sizes = SCRIPTS[script]
     seen: list[int] = []
-    plain = kernel_runner(folder, host(), num_pages=NUM_PAGES, kv_dtype=kv_dtype)
+    plain = kernel_runner(folder, staged_cpu(), num_pages=NUM_PAGES, kv_dtype=kv_dtype)
     publish = plain.runner._progress.publish
 
     def publish_and_look(step: int) -> None:
@@ -256,7 +251,7 @@ def compare(folder: Path, script: str, kv_dtype: str | None = None) -> dict[str,
 
     recorder = Recorder()
     replays = Replays(stock=recorder)
-    rank = captured_runner(folder, host(), replays, sizes, kv_dtype=kv_dtype)
+    rank = captured_runner(folder, staged_cpu(), replays, sizes, kv_dtype=kv_dtype)
     for graph in recorder.graphs:
         graph.behind_each = lambda: seen.append(word(rank))
     found = run_all(rank, passes, replays, sizes, seen)
@@ -274,7 +269,7 @@ def without_graphs(
     """A warm-up that gives no graphs, and a pass behind it."""
     messages = logging.StreamHandler(io.StringIO())
     logging.getLogger("pdx").addHandler(messages)
-    settings = GraphSettings(capture=capture, sizes=(1,), max_context_len=32)
+    settings = GraphSettings(capture=capture, sizes=(1,), max_seq_len=32)
     rank = kernel_runner(
         folder, device, num_pages=2, drafts=cause == "drafts", graph_settings=settings
     )
@@ -305,7 +300,7 @@ def main() -> None:
         if what in SCRIPTS:
             found.append(compare(Path(folder), what, *options))
         else:
-            found.append(without_graphs(Path(folder), what, host(), Recorder()))
+            found.append(without_graphs(Path(folder), what, staged_cpu(), Recorder()))
     print(json.dumps(found))
 
 

@@ -9,19 +9,26 @@ from pathlib import Path
 import torch
 
 from pdx.config.model import ModelConfig
+from pdx.kernels.graphs import GraphSettings
 from pdx.kernels.ops import ops_for
+from pdx.kernels.staging import Staging
 from pdx.kv.geometry import kv_layout
 from pdx.kv.layout import KvLayout
 from pdx.models.registry import add_draft_layer, build_drafts, build_model
 from pdx.models.sharding import LoneRank
 from pdx.request.batch import RequestStep
-from pdx.runner.decode_graphs import GraphSettings
 from pdx.runner.device import RankDevice
 from pdx.runner.drafting import Drafter
 from pdx.runner.memory import ExportedKv, export_kv, export_progress
 from pdx.runner.model_runner import ModelRunner
-from pdx.runner.progress import KernelProgress
+from pdx.runner.progress import Progress
 from pdx.weights.load import load_parameters
+
+
+def staged_cpu() -> RankDevice:
+    """A CPU to which arrays are copied as they are to a GPU."""
+    cpu = torch.device("cpu")
+    return RankDevice(cpu, Staging(cpu))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ def kernel_runner(
     config = ModelConfig.load(folder)
     own = device.torch_device
     ops = ops_for(str(own))
-    assert ops.reads_device_batch
+    assert ops.keeps_float8
     drafter, left_on_disk = None, None
     with torch.device("meta"):
         model = build_model(config, ops)
@@ -78,8 +85,8 @@ def kernel_runner(
     if kv_dtype is not None:
         of_kv = torch.float8_e4m3fn if config.mla is None else torch.uint8
     exported, kv = export_kv(layout, of_kv, kv_device or own, poison=True)
-    memory, eventfd, _ = export_progress()
-    progress = KernelProgress(memory.mapping, eventfd, own)
+    memory, eventfd = export_progress()
+    progress = Progress(memory.mapping, eventfd, own, ops.publish)
     runner = ModelRunner(
         *(model.eval(), config, kv, layout, progress, LoneRank(), [3], device, drafter),
         graph_settings=graph_settings,

@@ -9,6 +9,7 @@ import torch
 
 from pdx.errors import ConfigError
 from pdx.runner.device import RankDevice, check_room, choose_gpu, open_device
+from tests.runner.kernel_runner import staged_cpu
 from tests.runner.rank_process import rank_config
 
 
@@ -46,11 +47,11 @@ def test_memory_that_does_not_fit_is_refused_with_the_numbers() -> None:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has CUDA")
 def test_pytorch_without_cuda_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is built without CUDA"):
-        open_device(rank_config(tmp_path, device="cuda"), staged=True)
+        open_device(rank_config(tmp_path, device="cuda"))
 
 
 def test_arrays_arrive_as_they_were_and_at_the_same_place() -> None:
-    device = RankDevice(torch.device("cpu"), staged=True)
+    device = staged_cpu()
     places = []
     for size in (3, 5):
         arrays = {
@@ -72,4 +73,4 @@ def test_arrays_arrive_as_they_were_and_at_the_same_place() -> None:
 
 def test_a_cpus_own_ops_read_the_hosts_arrays() -> None:
     array = torch.arange(3)
-    assert RankDevice.host().upload({"a": array})["a"] is array
+    assert RankDevice(torch.device("cpu")).upload({"a": array})["a"] is array

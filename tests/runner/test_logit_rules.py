@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from pdx.kernels.reference.logit_rules import apply_rules
 from pdx.request.request import SamplingParams
-from pdx.runner.logit_rules import LogitRules
+from pdx.runner.logit_rules import RULE_COLUMNS, LogitRules, rule_arrays
 from pdx.runner.requests import Draw
-from pdx.runner.sampler import sample
+from tests.runner.drawn import drawn
 
 VOCAB = 40
 PROMPT = [3, 5, 5, 8, 21]
@@ -23,14 +24,18 @@ ROW = torch.linspace(-3, 3, VOCAB)[
 ]
 
 
+def apply(rules: LogitRules, output: list[int]) -> Tensor:
+    """The changed row."""
+    arrays = rule_arrays([(rules, output)])
+    [row] = apply_rules(ROW[None].clone(), *(arrays[name] for name in RULE_COLUMNS))
+    return row
+
+
 def applied(output: list[int] = OUTPUT, **changes: object) -> Tensor:
     sampling = SamplingParams(max_tokens=99, **changes)  # type: ignore[arg-type]
     rules = LogitRules.of(sampling, PROMPT, VOCAB)
     assert rules is not None
-    before = ROW.clone()
-    row = rules.apply(ROW, output)
-    assert torch.equal(ROW, before), "the raw logits are still needed"
-    return row
+    return apply(rules, output)
 
 
 def reference(
@@ -77,7 +82,7 @@ def test_rules_apply_in_their_order(
         stop_token_ids=(0, 17),
     )
     rules = LogitRules.of(sampling, PROMPT, VOCAB)
-    row = ROW if rules is None else rules.apply(ROW, OUTPUT)
+    row = ROW if rules is None else apply(rules, OUTPUT)
     expected = reference(
         bias=bias,
         repetition=repetition,
@@ -136,7 +141,7 @@ def greedy(sampling: SamplingParams, num_tokens: int) -> list[int]:
             rules=rules,
             output_ids=tuple(output),
         )
-        [token] = sample(ROW[None], [draw])
+        [token] = drawn(ROW[None], [draw])
         output.append(token.token_id)
     return output
 
@@ -163,7 +168,7 @@ def test_log_probabilities_are_of_the_logits_before_the_rules() -> None:
     sampling = SamplingParams(max_tokens=9, temperature=0.0, logit_bias={7: 90.0}, logprobs=2)
     rules = LogitRules.of(sampling, PROMPT, VOCAB)
     draw = Draw(request_id=1, row=0, sampling=sampling, output_idx=0, rules=rules)
-    [token] = sample(ROW[None], [draw])
+    [token] = drawn(ROW[None], [draw])
     expected = torch.log_softmax(ROW, dim=0)
     assert token.token_id == 7
     assert token.logprob == pytest.approx(float(expected[7]), abs=1e-6)

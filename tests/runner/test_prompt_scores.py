@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pdx.errors import InternalError
+from pdx.kernels.reference.likeliest import likeliest
 from pdx.runner.prompt_scores import ScoreSpan, score_prompts
 
 
@@ -24,7 +25,7 @@ def test_rows_of_several_requests_score_their_own_targets() -> None:
     generator = torch.Generator().manual_seed(1)
     hidden, head = torch.randn(9, 4, generator=generator), torch.randn(4, 30, generator=generator)
     spans = [span(7, 1, [5, 6, 7]), span(8, 5, [1, 2], num_top=3)]
-    first, second = score_prompts(hidden, lambda rows: rows @ head, spans, vocab_size=30)
+    first, second = score_prompts(hidden, lambda rows: rows @ head, likeliest, spans, vocab_size=30)
     expected = torch.log_softmax(hidden @ head, dim=-1)
     assert (first.request_id, first.first_position) == (7, 2)
     assert [t.token_id for t in first.tokens] == [5, 6, 7]
@@ -49,7 +50,9 @@ def test_logits_of_a_long_prompt_are_never_held_at_once() -> None:
         assert rows.shape[0] * vocab_size * 4 <= 32 << 20
         return torch.zeros(1, vocab_size).expand(rows.shape[0], vocab_size)
 
-    [scores] = score_prompts(hidden, logits_of, [span(1, 0, list(range(num_rows)))], vocab_size)
+    [scores] = score_prompts(
+        hidden, logits_of, likeliest, [span(1, 0, list(range(num_rows)))], vocab_size
+    )
     assert asked == list(range(num_rows))
     assert [t.token_id for t in scores.tokens] == asked
 
@@ -59,4 +62,4 @@ def test_broken_logits_are_no_scores() -> None:
         return torch.full((rows.shape[0], 9), torch.nan)
 
     with pytest.raises(InternalError, match="request 3"):
-        score_prompts(torch.zeros(4, 2), logits_of, [span(3, 0, [1, 2])], vocab_size=9)
+        score_prompts(torch.zeros(4, 2), logits_of, likeliest, [span(3, 0, [1, 2])], vocab_size=9)

@@ -43,16 +43,16 @@ def test_prefill_then_decode_of_one_request(table: RequestTable) -> None:
     first = table.begin_pass(
         batch(1, step(7, 5, [3, 9]), starts=[start(7, [10, 11, 12, 13, 14, 15])])
     )
-    assert first.token_ids.tolist() == [10, 11, 12, 13, 14]
-    assert first.positions.tolist() == [0, 1, 2, 3, 4]
-    assert first.paged.token_pages.tolist() == [3, 3, 3, 3, 9]
+    assert first.batch.token_ids.tolist() == [10, 11, 12, 13, 14]
+    assert first.batch.positions.tolist() == [0, 1, 2, 3, 4]
+    assert first.batch.token_pages.tolist() == [3, 3, 3, 3, 9]
     assert first.draws == ()
     second = table.begin_pass(batch(2, step(7, 1, [], sample=True)))
-    assert second.token_ids.tolist() == [15]
+    assert second.batch.token_ids.tolist() == [15]
     assert [(d.request_id, d.row, d.output_idx) for d in second.draws] == [(7, 0, 0)]
     table.append_sampled(7, 42)
     third = table.begin_pass(batch(3, step(7, 1, [], sample=True)))
-    assert (third.token_ids.tolist(), third.positions.tolist()) == ([42], [6])
+    assert (third.batch.token_ids.tolist(), third.batch.positions.tolist()) == ([42], [6])
     assert third.draws[0].output_idx == 1
 
 
@@ -68,7 +68,7 @@ def test_a_draft_is_fed_behind_the_last_token_and_stands_where_it_is_drawn(
     table.set_draft(7, 42)
     for pass_idx, drawn, fed, standing in ((2, (42, 50), [12, 42], 2), (3, (60, 9), [50, 42], 1)):
         inputs = table.begin_pass(batch(pass_idx, step(7, 1, [8], sample=True, may_draft=True)))
-        assert inputs.token_ids.tolist() == fed
+        assert inputs.batch.token_ids.tolist() == fed
         assert inputs.draws[1].output_idx == inputs.draws[0].output_idx + 1
         assert inputs.draws[1].output_ids == (*inputs.draws[0].output_ids, 42)
         assert table.append_sampled(7, *drawn) == standing
@@ -77,7 +77,7 @@ def test_a_draft_is_fed_behind_the_last_token_and_stands_where_it_is_drawn(
         assert table.row_to_draft_from(inputs.steps[0]) == standing - 1
         table.set_draft(7, 42)
     plain = table.begin_pass(batch(4, step(7, 1, [], sample=True)))
-    assert (plain.token_ids.tolist(), plain.positions.tolist()) == ([60], [5])
+    assert (plain.batch.token_ids.tolist(), plain.batch.positions.tolist()) == ([60], [5])
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_several_requests_share_a_pass(table: RequestTable) -> None:
     inputs = table.begin_pass(
         batch(1, step(1, 1, [0], sample=True), step(2, 10, [4, 5, 6]), starts=starts)
     )
-    assert inputs.token_ids.tolist() == [12, *range(20, 30)]
-    assert inputs.positions.tolist() == [2, *range(10)]
+    assert inputs.batch.token_ids.tolist() == [12, *range(20, 30)]
+    assert inputs.batch.positions.tolist() == [2, *range(10)]
     assert [(d.row, d.output_idx) for d in inputs.draws] == [(0, 2)]
 
 
@@ -186,7 +186,7 @@ def test_removed_id_may_come_back_in_the_same_batch(table: RequestTable) -> None
     table.begin_pass(batch(1, step(1, 2, [5]), starts=[start(1, [1, 2, 3])]))
     again = start(1, [1, 2, 3, 50], first_output_idx=1)
     inputs = table.begin_pass(batch(2, step(1, 4, [6], sample=True), starts=[again], removes=[1]))
-    assert inputs.paged.token_pages.tolist() == [6, 6, 6, 6]
+    assert inputs.batch.token_pages.tolist() == [6, 6, 6, 6]
     assert inputs.draws[0].output_idx == 1
     table.begin_pass(batch(3, removes=[1]))
     assert len(table) == 0
@@ -194,7 +194,8 @@ def test_removed_id_may_come_back_in_the_same_batch(table: RequestTable) -> None
 
 def test_pass_without_steps_has_no_rows(table: RequestTable) -> None:
     inputs = table.begin_pass(batch(1))
-    assert (len(inputs.token_ids), inputs.paged.spans, inputs.draws) == (0, (), ())
+    groups = [len(group) for group in inputs.batch.groups]
+    assert (len(inputs.batch), groups, inputs.draws) == (0, [0, 0], ())
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from itertools import pairwise
 import torch
 
 from pdx.request.request import SamplingParams
-from pdx.runner.logit_rules import LogitRules
-from pdx.runner.rule_lists import RuleList, rule_arrays
+from pdx.runner.logit_rules import LogitRules, rule_arrays
 
 PARAMS = SamplingParams(
     max_tokens=9,
@@ -23,13 +22,15 @@ PARAMS = SamplingParams(
 FIELDS = ("token_ids", "bias", "seen", "cost", "held")
 
 
-def listed(sampling: SamplingParams, prompt: list[int]) -> RuleList:
+def listed(sampling: SamplingParams, prompt: list[int]) -> LogitRules:
     rules = LogitRules.of(sampling, prompt, 20)
     assert rules is not None
-    return rules.listed
+    return rules
 
 
-def by_row(rows: Sequence[tuple[RuleList | None, Sequence[int]]]) -> list[list[tuple[object, ...]]]:
+def by_row(
+    rows: Sequence[tuple[LogitRules | None, Sequence[int]]],
+) -> list[list[tuple[object, ...]]]:
     """Each row's tokens with all that they have, in the order of ids."""
     arrays = rule_arrays(rows)
     starts = arrays["starts"].tolist()

@@ -36,7 +36,7 @@ def test_both_sides_ask_for_huge_pages() -> None:
     )
     before = _advised("memfd:pdx-kv")  # other tests' memory may not have been collected yet
     kv, _pages = export_kv(layout, torch.float32, torch.device("cpu"), poison=False)
-    progress, eventfd, _ = export_progress()
+    progress, eventfd = export_progress()
     memory = NodeMemory(
         [
             RankDescriptors(
@@ -63,7 +63,7 @@ def test_each_ranks_memory_begins_where_a_huge_page_can() -> None:
     assert alignment == layout.rank_stride_bytes == 2 << 20
     descriptors = []
     for kv, pages in exports:
-        progress, eventfd, _ = export_progress()
+        progress, eventfd = export_progress()
         pages.fill_(len(descriptors) + 1)
         descriptors.append(
             RankDescriptors(kv_fd=kv.fd, progress_fd=progress.fd, progress_eventfd=eventfd)

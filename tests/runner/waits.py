@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pdx.request.batch import Batch, RequestStart
 from pdx.request.request import SamplingParams
 from pdx.runner.device import RankDevice
-from tests.runner.kernel_runner import kernel_runner, steps
+from tests.runner.kernel_runner import kernel_runner, staged_cpu, steps
 
 #: Of a tensor: what gives a number, or a size that is one, to the host.
 METHODS = (
@@ -82,8 +82,9 @@ class Watch(TorchDispatchMode):
 
 
 def watched_device(watch: Watch) -> RankDevice:
-    device = RankDevice(torch.device("cpu"), staged=True)
-    upload, download = device.upload, device.download
+    device = staged_cpu()
+    assert device.staging is not None
+    upload, download = device.staging.upload, device.download
 
     def counted_upload(arrays: Any) -> Any:
         watch.num_uploads += 1
@@ -96,7 +97,8 @@ def watched_device(watch: Watch) -> RankDevice:
         watch.num_downloads += 1
         return download(values)
 
-    device.upload, device.download = counted_upload, counted_download  # type: ignore[method-assign]
+    device.staging.upload = counted_upload  # type: ignore[method-assign]
+    device.download = counted_download  # type: ignore[method-assign]
     return device
 
 

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from pdx.kernels.bench.case import Call, Case
 from pdx.kernels.bench.others import attention_others, latent_others
-from pdx.kernels.bench.problem import PAGE_SIZE, PagedProblem, shuffled_tables
+from pdx.kernels.bench.problem import PAGE_SIZE, PagedProblem, group_on, shuffled_tables
 from pdx.kernels.kv_view import FLOAT8
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_prefill import mla_prefill
-from pdx.kernels.page_copy import page_copy
-from pdx.kernels.page_tables import PageTables
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
 from pdx.kernels.reference.mla_record import pack_records
@@ -100,7 +97,6 @@ def attention_cases(device: torch.device, toy: bool) -> Iterator[Case]:
     for new, num_heads in ((70, 2),) if toy else _LATENT_CHUNKS:
         yield _latent_prefill(new, num_heads, expanded, device)
     yield _append(3 if toy else 8192, (4, 2, 64) if toy else _LLAMA, device)
-    yield _copy(100 if toy else 131072, (2, 64) if toy else (8, 128), device)
 
 
 def _grouped(op: str, attend: Callable[..., Tensor], step: _Step, device: torch.device) -> Case:
@@ -115,14 +111,14 @@ def _grouped(op: str, attend: Callable[..., Tensor], step: _Step, device: torch.
         tables=tables,
         scale=head_dim**-0.5,
     )
-    page_tables = problem.page_tables()
+    group = problem.group()
     token_bytes = 2 * num_kv_heads * head_dim * problem.kv.element_size()
     return Case(
         op=op if step.kv_dtype == BF16 else f"{op} float8",
         shape=step.shape,
         num_bytes=sum(problem.contexts) * token_bytes + 4 * problem.q.numel(),
         flops=4 * _seen(step.requests) * num_heads * head_dim,
-        ours=lambda: attend(problem.q, problem.kv, page_tables, problem.scale),
+        ours=lambda: attend(problem.q, problem.kv, group, problem.scale),
         others=attention_others(problem),
         tolerance=_TOLERANCE,
     )
@@ -144,14 +140,14 @@ def _latent(
         tables=tables,
         scale=(128 + dims[1]) ** -0.5,
     )
-    page_tables = problem.page_tables()
+    group = problem.group()
     rows = 2 * len(requests) * num_heads * (width + latent_dim)
     wide = Case(
         op="mla decode",
         shape=f"{_told(requests)}, {num_heads} heads",
         num_bytes=2 * sum(problem.contexts) * width + rows,
         flops=2 * sum(problem.contexts) * num_heads * (width + latent_dim),
-        ours=lambda: mla_decode(problem.q, problem.kv, page_tables, problem.scale, latent_dim),
+        ours=lambda: mla_decode(problem.q, problem.kv, group, problem.scale, latent_dim),
         others=latent_others(problem, latent_dim),
         tolerance=_TOLERANCE,
     )
@@ -163,7 +159,7 @@ def _latent(
         wide,
         op="mla decode float8",
         num_bytes=sum(problem.contexts) * records.shape[2] + rows,
-        ours=lambda: mla_decode_float8(problem.q, records, page_tables, problem.scale, latent_dim),
+        ours=lambda: mla_decode_float8(problem.q, records, group, problem.scale, latent_dim),
         others={"torch": wide.others["torch"]},
         tolerance=0.1,  # what three bits of mantissa leave of the latents
     )
@@ -178,8 +174,7 @@ def _latent_prefill(
     q = _values(new, num_heads, nope + rope, device=device)
     k_nope, v = expanded[..., :nope], expanded[..., nope:]
     pages = list(range(-(-new // PAGE_SIZE)))
-    tables = PageTables.of(PagedBatch.build(PAGE_SIZE, [(0, new, pages)]).spans, device)
-    starts = torch.zeros(1, dtype=torch.int32, device=device)
+    group = group_on(device, [(0, new, pages)])
     scale = (nope + rope) ** -0.5
 
     def torchs() -> Call:
@@ -197,7 +192,7 @@ def _latent_prefill(
         shape=f"{new} new, {num_heads} heads",
         num_bytes=2 * (expanded.numel() + k_rope.numel() + q.numel() + v.numel()),
         flops=2 * _seen(((0, new),)) * num_heads * (nope + rope + value),
-        ours=lambda: mla_prefill(q, k_nope, k_rope, v, tables, starts, scale),
+        ours=lambda: mla_prefill(q, k_nope, k_rope, v, group, scale),
         others={"torch": torchs},
         tolerance=_TOLERANCE,
     )
@@ -218,30 +213,6 @@ def _append(num_tokens: int, heads: tuple[int, int, int], device: torch.device) 
         num_bytes=2 * 2 * fused.numel() + 4 * angles.numel() * 2,
         flops=0,
         ours=lambda: rope_kv_append(q, k, v, cos, sin, kv, pages, offsets),
-    )
-
-
-def _copy(num_tokens: int, heads: tuple[int, int], device: torch.device) -> Case:
-    num_pages = -(-num_tokens // PAGE_SIZE)
-    source = _values(num_pages, heads[0], 2, PAGE_SIZE, heads[1], device=device)
-    target = torch.empty_like(source)
-    order = torch.randperm(num_pages).to(device, torch.int32)
-
-    def ours() -> Tensor:
-        page_copy(source, order, target, order, num_tokens)
-        return target
-
-    def torchs() -> Call:
-        places = order.long()
-        return lambda: target.index_copy_(0, places, source[places])
-
-    return Case(
-        op="page copy",
-        shape=f"{num_tokens} tokens of {heads[0]} heads, {heads[1]} wide",
-        num_bytes=2 * 2 * source.numel(),
-        flops=0,
-        ours=ours,
-        others={"torch": torchs},
     )
 
 

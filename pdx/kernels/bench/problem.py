@@ -9,10 +9,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from pdx.kernels.page_tables import PageTables
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.batch import ForwardBatch, RequestGroup
+from pdx.kernels.staging import Staging
 
-__all__ = ["PAGE_SIZE", "PagedProblem", "shuffled_tables"]
+__all__ = ["PAGE_SIZE", "PagedProblem", "group_on", "shuffled_tables"]
 
 PAGE_SIZE = 64
 
@@ -22,6 +22,14 @@ def shuffled_tables(requests: Sequence[tuple[int, int]]) -> list[list[int]]:
     counts = [-(-sum(request) // PAGE_SIZE) for request in requests]
     pages = iter(torch.randperm(sum(counts)).tolist())
     return [list(islice(pages, count)) for count in counts]
+
+
+def group_on(
+    device: torch.device, requests: Sequence[tuple[int, int, Sequence[int]]]
+) -> RequestGroup:
+    """Requests (tokens cached, new tokens, page table) as one group."""
+    batch = ForwardBatch.build(PAGE_SIZE, requests, decode_rows=0)
+    return batch.on(Staging(device))[0].chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +50,10 @@ class PagedProblem:
         """Tokens of each."""
         return [sum(request) for request in self.requests]
 
-    def page_tables(self) -> PageTables:
+    def group(self) -> RequestGroup:
         """As this project's kernels read them."""
-        spans = PagedBatch.build(
-            PAGE_SIZE,
-            [(*request, table) for request, table in zip(self.requests, self.tables, strict=True)],
-        ).spans
-        return PageTables.of(spans, self.q.device)
+        requests = zip(self.requests, self.tables, strict=True)
+        return group_on(self.q.device, [(*request, table) for request, table in requests])
 
     def unpaged(self) -> Tensor:
         """The memory of requests of one length, in the order of their tokens: pages become

@@ -1,7 +1,7 @@
 """The MLPs of a sparse layer on a CPU: each chosen expert's weights are read once a pass.
 
-Specification: ``kernels/reference/expert_mlp``. The rows are sorted by expert once, so that no
-expert looks for its own among all of them.
+Specification: ``kernels/reference/expert_mlp``, which float8 weights take. The rows are sorted by
+expert once, so that no expert looks for its own among all of them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,23 @@ from torch import Tensor
 
 from pdx.kernels.cpu.linear import linear
 from pdx.kernels.cpu.silu_mul import silu_mul
+from pdx.kernels.reference.expert_mlp import expert_mlp as reference
 
 __all__ = ["expert_mlp"]
 
 
-def expert_mlp(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def expert_mlp(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_scale: Tensor | None = None,
+    down_scale: Tensor | None = None,
+) -> Tensor:
     """x [T, H], weights and ids [T, K], gate_up [E, 2 I, H], down [E, H, I] -> [T, H] as x."""
+    if gate_up_scale is not None:
+        return reference(x, weights, ids, gate_up, down, gate_up_scale, down_scale)
     num_chosen = ids.shape[1]
     rows_by_expert = torch.bincount(ids.flatten(), minlength=len(gate_up)).tolist()
     order = ids.flatten().argsort(stable=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.cpu.native_ops import native_ops
-from pdx.kernels.paged_batch import PagedBatch
 
 __all__ = ["kv_append"]
 
 
-def kv_append(k: Tensor, v: Tensor, kv: Tensor, batch: PagedBatch) -> None:
+def kv_append(k: Tensor, v: Tensor, kv: Tensor, batch: ForwardBatch) -> None:
     """k, v [T, Hkv, D] into kv [P, Hkv, 2, S, D] (one layer), in place; all else in kv stays."""
     assert kv.is_contiguous() and k.dtype == v.dtype == kv.dtype
     k, v = k.contiguous(), v.contiguous()

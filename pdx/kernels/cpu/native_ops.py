@@ -32,7 +32,7 @@ _SIGNATURES = {
     "pdx_rope": [c_void_p] * 4 + [c_int64] * 3 + [c_int],
     "pdx_kv_append": [c_void_p] * 5 + [c_int64] * 4,
     "pdx_chunk_attention": [c_void_p] * 5 + [c_int64] * 6 + [c_float],
-    "pdx_decode_attention": [c_void_p] * 7 + [c_int64] * 5 + [c_float, c_int],
+    "pdx_decode_attention": [c_void_p] * 8 + [c_int64] * 5 + [c_float, c_int],
 }
 
 

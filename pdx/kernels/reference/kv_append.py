@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.batch import ForwardBatch
 
 __all__ = ["kv_append"]
 
@@ -16,7 +16,7 @@ def kv_append(
     k: Tensor,
     v: Tensor,
     kv: Tensor,
-    batch: PagedBatch,
+    batch: ForwardBatch,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """k, v [T, Hkv, D] into kv [P, Hkv, 2, S, D] (one layer), in place; all else in kv stays.

@@ -40,6 +40,8 @@ def apply_rules(
     """
     bounds = starts.tolist()
     for row, penalty, begin, end in zip(logits, repetition, bounds[:-1], bounds[1:], strict=True):
+        if begin == end:
+            continue
         ids, listed = token_ids[begin:end].long(), slice(begin, end)
         values = row[ids] + bias[listed]
         wide = values.to(torch.float64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.reference.mla_record import pack_records
 from pdx.kernels.reference.rope import rope, rope_interleaved
 
@@ -20,7 +20,7 @@ def mla_append(
     cos: Tensor,
     sin: Tensor,
     kv: Tensor,
-    batch: PagedBatch,
+    batch: ForwardBatch,
     interleaved: bool,
 ) -> None:
     """latent [T, R], k_rope [T, E], cos and sin [T, E/2] into kv [P, S, R + E] (one layer), or

@@ -10,44 +10,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.batch import RequestGroup
 from pdx.kernels.reference.accumulate import widen
 from pdx.kernels.reference.mla_record import unpack_records
 
-__all__ = ["mla_attention", "mla_chunk_attention"]
+__all__ = ["mla_attention", "mla_prefill"]
 
 
 def mla_attention(
-    q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, latent_dim: int
+    q: Tensor, kv: Tensor, group: RequestGroup, scale: float, latent_dim: int
 ) -> Tensor:
     """q [T, Hq, R + E], kv [P, S, R + E] (one layer, appended) -> [T, Hq, R] in q's dtype.
 
     kv may be float8 records, uint8 [P, S, record].
     """
     out = torch.empty_like(q[..., :latent_dim])
-    for span in batch.spans:
-        context = kv[span.page_indices]
+    for rows, seq_len, pages in group.each(kv.shape[1]):
+        context = kv[pages]
         if kv.dtype == torch.uint8:
             context = unpack_records(context, latent_dim)
-        keys = context.flatten(0, 1)[: span.context_len, None, :]
-        out[span.rows] = _attend(q[span.rows], keys, keys[..., :latent_dim], scale)
+        keys = context.flatten(0, 1)[:seq_len, None, :]
+        out[rows] = _attend(q[rows], keys, keys[..., :latent_dim], scale)
     return out
 
 
-def mla_chunk_attention(
-    q: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, batch: PagedBatch, scale: float
+def mla_prefill(
+    q: Tensor, k_nope: Tensor, k_rope: Tensor, v: Tensor, group: RequestGroup, scale: float
 ) -> Tensor:
     """Not absorbed: q [T, Hq, N + E] over k_nope [C, Hq, N], k_rope [C, E], v [C, Hq, V].
 
-    C: the contexts of the spans, one after the other. -> [T, Hq, V] in q's dtype.
+    C: the sequences of the group, one after the other. -> [T, Hq, V] in q's dtype.
     """
     out = q.new_empty(*q.shape[:2], v.shape[2])
     k = torch.cat([k_nope, k_rope[:, None].expand(-1, q.shape[1], -1)], dim=-1)
     begin = 0
-    for span in batch.spans:
-        context = slice(begin, begin + span.context_len)
-        out[span.rows] = _attend(q[span.rows], k[context], v[context], scale)
-        begin += span.context_len
+    for rows, seq_len, _ in group.each(1):
+        context = slice(begin, begin + seq_len)
+        out[rows] = _attend(q[rows], k[context], v[context], scale)
+        begin += seq_len
     return out
 
 

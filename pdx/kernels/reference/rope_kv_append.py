@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.reference.kv_append import kv_append
 from pdx.kernels.reference.rope import rope
 
@@ -17,7 +17,7 @@ def rope_kv_append(
     cos: Tensor,
     sin: Tensor,
     kv: Tensor,
-    batch: PagedBatch,
+    batch: ForwardBatch,
     *,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:

@@ -11,13 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pdx.kernels.batch import RequestGroup
 from pdx.kernels.kv_view import FLOAT8
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_kv_append import mla_kv_append
 from pdx.kernels.mla_prefill import mla_prefill
-from pdx.kernels.page_copy import page_copy
-from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
 from pdx.kernels.progress_word import publish
@@ -39,18 +38,21 @@ _RECORDS = {90: ("wgmma", "wide_load"), 100: ("mma", "wide_load")}
 _RELEASE = dict.fromkeys(ARCHS, ("system_release",))
 
 
-def _tables(num_requests: int, max_rows: int, context_len: int) -> PageTables:
+def _group(num_requests: int, max_rows: int, context_len: int) -> RequestGroup:
     def array(length: int) -> Tensor:
         return meta(length, dtype=torch.int32)
 
-    return PageTables(
-        row_starts=array(num_requests),
-        num_rows=array(num_requests),
-        context_lens=array(num_requests),
+    return RequestGroup(
+        rows=slice(0, num_requests * max_rows),
+        query_starts=array(num_requests),
+        query_lens=array(num_requests),
+        seq_lens=array(num_requests),
+        seq_starts=array(num_requests),
         table_starts=array(num_requests),
-        page_indices=array(4096),
-        max_rows=max_rows,
-        max_context_len=context_len,
+        page_tables=array(4096),
+        max_query_len=max_rows,
+        max_seq_len=context_len,
+        total_seq_len=num_requests * context_len,
     )
 
 
@@ -68,7 +70,7 @@ def _decode(
     return lambda: paged_decode(
         meta(32 * rows, 8 * groups, head_dim),
         meta(4096, 8, 2, page_size, head_dim, dtype=kv_dtype),
-        _tables(32, rows, 4096),
+        _group(32, rows, 4096),
         0.1,
         num_splits=num_splits,
         window=window,
@@ -88,7 +90,7 @@ def _prefill(
     return lambda: paged_prefill(
         meta(2048, 8 * groups, head_dim),
         meta(4096, 8, 2, page_size, head_dim, dtype=kv_dtype),
-        _tables(4, 512, 8192),
+        _group(4, 512, 8192),
         0.1,
         window=window,
         soft_cap=soft_cap,
@@ -98,7 +100,7 @@ def _prefill(
 def _append(num_heads: int, head_dim: int, kv_dtype: torch.dtype = BF16) -> Callable[[], object]:
     def call() -> object:
         q, k, v = meta(32, num_heads + 16, head_dim).split([num_heads, 8, 8], dim=1)
-        cos, places = meta(32, head_dim // 2, dtype=torch.float32), meta(32, dtype=torch.int64)
+        cos, places = meta(32, head_dim // 2, dtype=torch.float32), meta(32, dtype=torch.int32)
         kv = meta(4096, 8, 2, 64, head_dim, dtype=kv_dtype)
         return rope_kv_append(q, k, v, cos, cos, kv, places, places)
 
@@ -109,7 +111,7 @@ def _mla_decode(num_heads: int, page_size: int = 64) -> Callable[[], object]:
     return lambda: mla_decode(
         meta(32, num_heads, 576),
         meta(4096, page_size, 576),
-        _tables(32, 1, 4096),
+        _group(32, 1, 4096),
         0.1,
         512,
         num_splits=4,
@@ -120,7 +122,7 @@ def _mla_decode_float8(num_heads: int) -> Callable[[], object]:
     return lambda: mla_decode_float8(
         meta(32, num_heads, 576),
         meta(4096, 64, 656, dtype=torch.uint8),
-        _tables(32, 1, 4096),
+        _group(32, 1, 4096),
         0.1,
         512,
         num_splits=4,
@@ -130,7 +132,7 @@ def _mla_decode_float8(num_heads: int) -> Callable[[], object]:
 def _mla_append(width: int, kv_dtype: torch.dtype) -> Callable[[], object]:
     def call() -> object:
         latent, k_rope = meta(32, 576).split([512, 64], dim=1)
-        cos, places = meta(32, 32, dtype=torch.float32), meta(32, dtype=torch.int64)
+        cos, places = meta(32, 32, dtype=torch.float32), meta(32, dtype=torch.int32)
         kv = meta(4096, 64, width, dtype=kv_dtype)
         return mla_kv_append(latent, k_rope, cos, cos, kv, places, places)
 
@@ -138,21 +140,15 @@ def _mla_append(width: int, kv_dtype: torch.dtype) -> Callable[[], object]:
 
 
 def _mla_prefill() -> object:
-    expanded, context = meta(8192, 16, 256), meta(4, dtype=torch.int32)
+    expanded = meta(8192, 16, 256)
     return mla_prefill(
         meta(2048, 16, 192),
         expanded[..., :128],
         meta(8192, 64),
         expanded[..., 128:],
-        _tables(4, 512, 8192),
-        context,
+        _group(4, 512, 8192),
         0.1,
     )
-
-
-def _page_copy() -> None:
-    pages = meta(64, dtype=torch.int32)
-    page_copy(meta(512, 8, 2, 64, 128), pages, meta(512, 2, 2, 16, 128), pages, 1008, num_heads=2)
 
 
 def _publish() -> None:
@@ -220,7 +216,6 @@ _ATTENTION = (
     Entry(name="mla append", call=_mla_append(576, BF16)),
     Entry(name="mla append float8", call=_mla_append(656, torch.uint8), archs=(90, 100)),
     Entry(name="mla prefill", call=_mla_prefill, needs=_PREFILL),
-    Entry(name="page copy", call=_page_copy),
     Entry(name="append 32 8 d128", call=_append(32, 128)),
     Entry(name="append 96 8 d128 float8", call=_append(96, 128, FLOAT8), archs=(90, 100)),
     Entry(name="progress word", call=_publish, needs=_RELEASE),

@@ -10,10 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdx.kernels.page_tables import PageTables
-from pdx.kernels.paged_batch import PagedBatch
+from pdx.kernels.batch import ForwardBatch, RequestGroup
+from pdx.kernels.staging import Staging
 
-__all__ = ["DEVICE", "DTYPES", "TOLERANCE", "PagedCase", "assert_near", "more"]
+__all__ = [
+    "DEVICE",
+    "DTYPES",
+    "TOLERANCE",
+    "PagedCase",
+    "assert_near",
+    "more",
+    "on_device",
+    "one_group",
+]
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 #: Of the norm of a result, against float64: sums in float32, then one rounding of the result; the
@@ -37,6 +46,16 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float | None = None
     assert float(difference) < (tolerance or TOLERANCE[actual.dtype])
 
 
+def one_group(page_size: int, requests: Sequence[tuple[int, int, Sequence[int]]]) -> ForwardBatch:
+    """A batch whose requests all decode, however many rows they have."""
+    return ForwardBatch.build(page_size, requests, decode_rows=1 << 20)
+
+
+def on_device(batch: ForwardBatch) -> RequestGroup:
+    """The requests of :func:`one_group` where kernels read them."""
+    return batch.on(Staging(DEVICE))[0].decodes
+
+
 class PagedCase:
     """Requests (tokens cached, tokens of this pass), all appended, in shuffled pages.
 
@@ -51,10 +70,11 @@ class PagedCase:
         self.num_pages = sum(num_pages) + 2
         shuffled = torch.randperm(self.num_pages).tolist()
         self.tables = [[shuffled.pop() for _ in range(n)] for n in num_pages]
-        self.batch = PagedBatch.build(
+        #: All of them in one group, on the host and on the device.
+        self.batch = one_group(
             page_size, [(*r, table) for r, table in zip(requests, self.tables, strict=True)]
         )
-        self.page_tables = PageTables.of(self.batch.spans, DEVICE)
+        self.group = on_device(self.batch)
         self.num_tokens = sum(new for _, new in requests)
 
     def heads(self, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
 
-from pdx.kernels.step_graphs import CaptureRefused
+from pdx.kernels.graphs import CaptureRefused
 
 __all__ = ["Recorder"]
 
@@ -82,7 +82,7 @@ class _Graph(TorchDispatchMode):
 
 
 class Recorder:
-    """A :class:`pdx.kernels.step_graphs.GraphCapture` over interpreted kernels."""
+    """A :class:`pdx.kernels.graphs.GraphCapture` over interpreted kernels."""
 
     def __init__(self) -> None:
         self.graphs: list[_Graph] = []

@@ -12,22 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdx.kernels.batch import RequestGroup
 from pdx.kernels.decisions import expert_config
 from pdx.kernels.expert_linear import expert_linear
 from pdx.kernels.expert_order import expert_order
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_kv_append import mla_kv_append
-from pdx.kernels.page_copy import page_copy
-from pdx.kernels.page_tables import PageTables
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.paged_prefill import paged_prefill
 from pdx.kernels.reference.mla_attention import mla_attention
 from pdx.kernels.reference.mla_record import unpack_records
 from pdx.kernels.reference.paged_attention import paged_attention
 from pdx.kernels.rope_kv_append import rope_kv_append
-from tests.kernels.triton.cases import DEVICE, assert_near
+from tests.kernels.triton.cases import DEVICE, assert_near, on_device, one_group
 from tests.kernels.triton.checked import without_race_checks
 
 BF16 = torch.bfloat16
@@ -49,8 +47,8 @@ def huge(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return memory
 
 
-def tables(num_rows: int) -> PageTables:
-    return PageTables.of(PagedBatch.build(64, [(100 - num_rows, num_rows, PAGES)]).spans, DEVICE)
+def group(num_rows: int) -> RequestGroup:
+    return on_device(one_group(64, [(100 - num_rows, num_rows, PAGES)]))
 
 
 @pytest.mark.parametrize(("attend", "num_rows"), [(paged_decode, 1), (paged_prefill, 3)])
@@ -59,8 +57,8 @@ def test_attention_over_far_pages(attend: object, num_rows: int) -> None:
     kv = huge(18_000, 8, 2, 64, 128)
     kv[PAGES] = context.to(DEVICE)
     q = torch.randn(num_rows, 8, 128, dtype=BF16)
-    out = attend(q.to(DEVICE), kv, tables(num_rows), 0.1)
-    batch = PagedBatch.build(64, [(100 - num_rows, num_rows, [0, 1])])
+    out = attend(q.to(DEVICE), kv, group(num_rows), 0.1)
+    batch = one_group(64, [(100 - num_rows, num_rows, [0, 1])])
     assert_near(out, paged_attention(q.double(), context.double(), batch, 0.1))
 
 
@@ -69,10 +67,10 @@ def test_latents_in_far_pages() -> None:
     kv = huge(60_000, 64, 576)
     kv[[59_999, 3]] = context.to(DEVICE)
     q = torch.randn(1, 4, 576, dtype=BF16)
-    far = PageTables.of(PagedBatch.build(64, [(99, 1, [59_999, 3])]).spans, DEVICE)
+    far = on_device(one_group(64, [(99, 1, [59_999, 3])]))
     out = mla_decode(q.to(DEVICE), kv, far, 0.05, 512)
-    batch = PagedBatch.build(64, [(99, 1, [0, 1])])
-    assert_near(out, mla_attention(q.double(), context.double(), batch, 0.05, 512))
+    batch = one_group(64, [(99, 1, [0, 1])])
+    assert_near(out, mla_attention(q.double(), context.double(), batch.decodes, 0.05, 512))
 
 
 def test_records_in_far_pages() -> None:
@@ -87,14 +85,14 @@ def test_records_in_far_pages() -> None:
     out = mla_decode_float8(
         q.to(DEVICE),
         kv,
-        PageTables.of(PagedBatch.build(64, [(99, 1, far)]).spans, DEVICE),
+        on_device(one_group(64, [(99, 1, far)])),
         0.05,
         512,
     )
     meant = unpack_records(kv[far].cpu(), 512).double()
-    near = PagedBatch.build(64, [(99, 1, [0, 1])])
+    near = one_group(64, [(99, 1, [0, 1])])
     # Past the context lie no records; the reference does not look there.
-    assert_near(out, mla_attention(q.double(), meant, near, 0.05, 512))
+    assert_near(out, mla_attention(q.double(), meant, near.decodes, 0.05, 512))
     assert_near(meant.flatten(0, 1)[:100].float(), latents.double(), 0.05)
 
 
@@ -121,7 +119,7 @@ def test_experts_whose_weights_lie_far_apart() -> None:
     assert_near(out, torch.stack(expected))
 
 
-def test_append_and_copy_to_far_pages() -> None:
+def test_append_to_far_pages() -> None:
     kv = huge(18_000, 8, 2, 64, 128)
     k, angles = torch.randn(1, 8, 128, dtype=BF16), torch.zeros(1, 64)
     page, offset = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (17_999, 0))
@@ -129,9 +127,7 @@ def test_append_and_copy_to_far_pages() -> None:
     cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
     rope_kv_append(x[:, :0], x, x, cos, sin, kv, page, offset)
     assert torch.equal(kv[17_999, :, 0, 0].cpu(), k[0])
-    near = torch.zeros(1, 8, 2, 64, 128, dtype=BF16, device=DEVICE)
-    page_copy(kv, page, near, torch.zeros_like(page), 1)
-    assert torch.equal(near[0, :, 1, 0].cpu(), k[0])
+    assert torch.equal(kv[17_999, :, 1, 0].cpu(), k[0])
 
 
 @pytest.mark.parametrize("attend", [paged_decode, paged_prefill])
@@ -140,7 +136,7 @@ def test_rows_that_lie_far_apart(attend: object) -> None:
     context, q = torch.randn(2, 1, 2, 64, 128, dtype=BF16), torch.randn(3, 1, 128, dtype=BF16)
     far = huge(2**31 + 128).as_strided((3, 1, 128), (2**30, 128, 1))
     far.copy_(q.to(DEVICE))
-    near_pages = PageTables.of(PagedBatch.build(64, [(97, 3, [0, 1])]).spans, DEVICE)
+    near_pages = on_device(one_group(64, [(97, 3, [0, 1])]))
     out = attend(far, context.to(DEVICE), near_pages, 0.1)
-    batch = PagedBatch.build(64, [(97, 3, [0, 1])])
+    batch = one_group(64, [(97, 3, [0, 1])])
     assert_near(out, paged_attention(q.double(), context.double(), batch, 0.1))

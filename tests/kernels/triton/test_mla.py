@@ -7,7 +7,8 @@ import torch
 
 from pdx.kernels.mla_decode import mla_decode
 from pdx.kernels.mla_prefill import mla_prefill
-from pdx.kernels.reference.mla_attention import mla_attention, mla_chunk_attention
+from pdx.kernels.reference.mla_attention import mla_attention
+from pdx.kernels.reference.mla_attention import mla_prefill as reference_prefill
 from tests.kernels.triton.cases import DEVICE, DTYPES, PagedCase, assert_near, more
 
 STEPS = [(0, 1), (15, 1), (16, 1), (32, 1), (95, 1)]
@@ -29,13 +30,13 @@ def compare_decode(
     out = mla_decode(
         q.to(DEVICE),
         kv.to(DEVICE, dtype),
-        case.page_tables,
+        case.group,
         0.1,
         dims[0],
         num_splits=num_splits,
     )
     assert out.dtype == dtype
-    assert_near(out, mla_attention(q.double(), kv.double(), case.batch, 0.1, dims[0]))
+    assert_near(out, mla_attention(q.double(), kv.double(), case.batch.decodes, 0.1, dims[0]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -65,10 +66,8 @@ def test_decode_of_strided_queries() -> None:
     kv = case.latents(80, torch.bfloat16)
     wide = torch.randn(case.num_tokens, 5, 83).bfloat16()
     q = wide[:, 1:4, :80]
-    out = mla_decode(
-        wide.to(DEVICE)[:, 1:4, :80], kv.to(DEVICE, q.dtype), case.page_tables, 0.1, 64
-    )
-    assert_near(out, mla_attention(q.double(), kv.double(), case.batch, 0.1, 64))
+    out = mla_decode(wide.to(DEVICE)[:, 1:4, :80], kv.to(DEVICE, q.dtype), case.group, 0.1, 64)
+    assert_near(out, mla_attention(q.double(), kv.double(), case.batch.decodes, 0.1, 64))
 
 
 def test_decode_of_a_models_size() -> None:
@@ -89,7 +88,6 @@ def test_prefill_equals_the_reference(
     nope, rope, value = dims
     case = PagedCase(chunks, 16)
     contexts = [sum(chunk) for chunk in chunks]
-    starts = [sum(contexts[:i]) for i in range(len(contexts))]
     # Keys and values as the views of one projection that they are.
     expanded = torch.randn(sum(contexts), 2, nope + value).to(dtype)
     k_rope = torch.randn(sum(contexts), rope).to(dtype)
@@ -99,12 +97,11 @@ def test_prefill_equals_the_reference(
         expanded.to(DEVICE)[..., :nope],
         k_rope.to(DEVICE),
         expanded.to(DEVICE)[..., nope:],
-        case.page_tables,
-        torch.tensor(starts, dtype=torch.int32, device=DEVICE),
+        case.group,
         0.1,
     )
     wide = expanded.double()
-    expected = mla_chunk_attention(
-        q.double(), wide[..., :nope], k_rope.double(), wide[..., nope:], case.batch, 0.1
+    expected = reference_prefill(
+        q.double(), wide[..., :nope], k_rope.double(), wide[..., nope:], case.batch.decodes, 0.1
     )
     assert_near(out, expected)

@@ -7,7 +7,7 @@ import torch
 
 from pdx.kernels import triton_ops
 from pdx.kernels.reference.mla_append import mla_append
-from pdx.kernels.reference.mla_attention import mla_attention, mla_chunk_attention
+from pdx.kernels.reference.mla_attention import mla_attention, mla_prefill
 from tests.kernels.triton.cases import DEVICE, PagedCase, assert_near
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="ranks run on CPUs")
@@ -35,13 +35,13 @@ def test_steps_of_one_pass_after_another() -> None:
         q = torch.randn(case.num_tokens, HEADS, LATENT + ROPE)
         kv = case.latents(LATENT + ROPE, torch.float32)
         for _ in range(2):  # two layers of a pass
-            expected = mla_attention(q.double(), kv.double(), case.batch, 0.1, LATENT)
-            assert_near(attend(q, kv, case.batch, 0.1, LATENT), expected)
+            expected = mla_attention(q.double(), kv.double(), case.batch.decodes, 0.1, LATENT)
+            assert_near(attend(q, kv, case.group, 0.1, LATENT), expected)
 
 
 def test_chunks_of_one_pass_after_another() -> None:
     torch.manual_seed(0)
-    attend = triton_ops.mla_chunk_attention
+    attend = triton_ops.mla_prefill
     for requests in ([(0, 5), (20, 3)], [(16, 2)]):
         case = PagedCase(requests, 16)
         num_context = sum(map(sum, requests))
@@ -49,5 +49,5 @@ def test_chunks_of_one_pass_after_another() -> None:
         k_nope, v = torch.randn(num_context, HEADS, 64).chunk(2, dim=-1)
         k_rope = torch.randn(num_context, ROPE)
         wide = (x.double() for x in (q, k_nope, k_rope, v))
-        expected = mla_chunk_attention(*wide, case.batch, 0.1)
-        assert_near(attend(q, k_nope, k_rope, v, case.batch, 0.1), expected)
+        expected = mla_prefill(*wide, case.batch.decodes, 0.1)
+        assert_near(attend(q, k_nope, k_rope, v, case.group, 0.1), expected)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.mla_decode_float8 import mla_decode_float8
 from pdx.kernels.mla_kv_append import mla_kv_append
 from pdx.kernels.mla_record import LatentParts, record_bytes
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.mla_attention import mla_attention
 from pdx.kernels.reference.mla_record import pack_records, unpack_records
 from pdx.kernels.reference.rope import rope, rope_interleaved
@@ -47,10 +47,10 @@ def compare(
     q[..., : dims[0]] /= size
     q = q.bfloat16()
     out = mla_decode_float8(
-        q.to(DEVICE), records.to(DEVICE), case.page_tables, 0.1, dims[0], num_splits=num_splits
+        q.to(DEVICE), records.to(DEVICE), case.group, 0.1, dims[0], num_splits=num_splits
     )
     meant = unpack_records(records, dims[0]).double()
-    assert_near(out, mla_attention(q.double(), meant, case.batch, 0.1, dims[0]))
+    assert_near(out, mla_attention(q.double(), meant, case.batch.decodes, 0.1, dims[0]))
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, *more(None)])
@@ -90,7 +90,7 @@ def test_append_stores_latents_and_turned_keys(
 ) -> None:
     torch.manual_seed(0)
     latent_dim, rope_dim = dims
-    batch = PagedBatch.build(16, [(0, 1, [3]), (15, 3, [0, 5])])
+    batch = ForwardBatch.build(16, [(0, 1, [3]), (15, 3, [0, 5])])
     pages, offsets = batch.token_pages, batch.token_offsets
     fused = torch.randn(len(pages), sum(dims)).bfloat16()
     fused[1, :16] = 0

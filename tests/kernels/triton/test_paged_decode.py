@@ -8,11 +8,17 @@ import pytest
 import torch
 
 from pdx.kernels.kv_view import FLOAT8
-from pdx.kernels.page_tables import PageTables
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.reference.paged_attention import paged_attention
-from tests.kernels.triton.cases import DEVICE, DTYPES, PagedCase, assert_near, more
+from tests.kernels.triton.cases import (
+    DEVICE,
+    DTYPES,
+    PagedCase,
+    assert_near,
+    more,
+    on_device,
+    one_group,
+)
 
 #: Lengths about the edges of pages (16) and of tiles (64).
 STEPS = [(0, 1), (15, 1), (16, 1), (64, 1), (127, 1)]
@@ -39,7 +45,7 @@ def compare(
     out = paged_decode(
         q.to(DEVICE),
         seen.to(DEVICE, dtype),
-        case.page_tables,
+        case.group,
         scale,
         num_splits=num_splits,
         **options,
@@ -98,7 +104,7 @@ def test_scores_far_below_zero_are_valid() -> None:
     kv = case.heads(1, 16, torch.float32)
     kv[:, :, 0] = kv[:, :, 0].abs()
     q = -torch.rand(1, 1, 16) * 1e6
-    out = paged_decode(q.to(DEVICE), kv.to(DEVICE), case.page_tables, 1.0, num_splits=2)
+    out = paged_decode(q.to(DEVICE), kv.to(DEVICE), case.group, 1.0, num_splits=2)
     # float32 scores of 1e7 are whole numbers: where two are near, their weights are not.
     assert_near(out, paged_attention(q, kv, case.batch, 1.0), 1e-3)
 
@@ -124,14 +130,14 @@ def test_strided_queries() -> None:
     kv = case.heads(2, 64, torch.float32)
     fused = torch.randn(len(STEPS), 10, 64)
     q = fused[:, 2:6]
-    out = paged_decode(fused.to(DEVICE)[:, 2:6], kv.to(DEVICE), case.page_tables, 0.125)
+    out = paged_decode(fused.to(DEVICE)[:, 2:6], kv.to(DEVICE), case.group, 0.125)
     assert_near(out, paged_attention(q.double(), kv.double(), case.batch, 0.125))
 
 
 def test_no_requests() -> None:
-    tables = PageTables.of(PagedBatch.build(16, []).spans, DEVICE)
+    group = on_device(one_group(16, []))
     q, kv = torch.empty(0, 4, 64, device=DEVICE), torch.empty(1, 2, 2, 16, 64, device=DEVICE)
-    assert paged_decode(q, kv, tables, 1.0).shape == (0, 4, 64)
+    assert paged_decode(q, kv, group, 1.0).shape == (0, 4, 64)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *more(torch.float16)], ids=str)
@@ -144,7 +150,7 @@ def test_float8_kv_with_static_scales(dtype: torch.dtype) -> None:
     out = paged_decode(
         q.to(DEVICE),
         stored.to(DEVICE, FLOAT8),
-        case.page_tables,
+        case.group,
         0.125,
         kv_scales=(k_scale, v_scale),
         num_splits=2,

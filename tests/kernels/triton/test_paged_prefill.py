@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from pdx.kernels.kv_view import FLOAT8
-from pdx.kernels.page_tables import PageTables
 from pdx.kernels.paged_prefill import paged_prefill
 from pdx.kernels.reference.paged_attention import paged_attention
 from tests.kernels.triton.cases import DEVICE, DTYPES, PagedCase, assert_near, more
@@ -34,7 +34,7 @@ def compare(
     q = (torch.randn(case.num_tokens, num_kv_heads * num_groups, head_dim) * size).to(dtype)
     scale = head_dim**-0.5
     seen = case.without_the_past(kv, options["window"]) if "window" in options else kv
-    out = paged_prefill(q.to(DEVICE), seen.to(DEVICE, dtype), case.page_tables, scale, **options)
+    out = paged_prefill(q.to(DEVICE), seen.to(DEVICE, dtype), case.group, scale, **options)
     assert out.dtype == dtype
     assert_near(out, paged_attention(q.double(), kv.double(), case.batch, scale, **options))
 
@@ -83,8 +83,9 @@ def test_strided_queries_fill_a_given_result() -> None:
     kv = case.heads(2, 64, torch.float32)
     fused = torch.randn(case.num_tokens, 10, 64)
     q, out = fused[:, 2:6], torch.full((case.num_tokens, 4, 64), 7.0, device=DEVICE)
-    tables = PageTables.of(case.batch.spans[2:], DEVICE)
-    paged_prefill(fused.to(DEVICE)[:, 2:6], kv.to(DEVICE), tables, 0.125, out=out)
+    columns = ("query_starts", "query_lens", "seq_lens", "seq_starts", "table_starts")
+    group = replace(case.group, **{name: getattr(case.group, name)[2:] for name in columns})
+    paged_prefill(fused.to(DEVICE)[:, 2:6], kv.to(DEVICE), group, 0.125, out=out)
     expected = paged_attention(q.double(), kv.double(), case.batch, 0.125)
     assert_near(out[44:], expected[44:])
     assert bool((out[:44] == 7.0).all())
@@ -96,7 +97,7 @@ def test_float8_kv_with_static_scales() -> None:
     stored = case.heads(1, 64, FLOAT8)
     q = torch.randn(case.num_tokens, 3, 64).bfloat16()
     out = paged_prefill(
-        q.to(DEVICE), stored.to(DEVICE, FLOAT8), case.page_tables, 0.125, kv_scales=(0.5, 3.0)
+        q.to(DEVICE), stored.to(DEVICE, FLOAT8), case.group, 0.125, kv_scales=(0.5, 3.0)
     )
     meant = stored.double() * torch.tensor([0.5, 3.0]).view(1, 1, 2, 1, 1)
     assert_near(out, paged_attention(q.double(), meant, case.batch, 0.125))

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from pdx.kernels.kv_view import FLOAT8
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.reference.kv_append import kv_append
 from pdx.kernels.reference.rope import rope, rope_interleaved
 from pdx.kernels.rope_kv_append import rope_kv_append
-from tests.kernels.triton.cases import DEVICE, DTYPES
+from tests.kernels.triton.cases import DEVICE, DTYPES, one_group
 
 NAN = float("nan")
 BATCH = [(0, 1, [3]), (15, 3, [0, 5]), (32, 1, [2, 6, 1])]
@@ -27,7 +26,7 @@ def test_turns_and_stores(
 ) -> None:
     torch.manual_seed(0)
     num_heads, num_kv_heads = heads
-    batch = PagedBatch.build(16, BATCH)
+    batch = one_group(16, BATCH)
     num_tokens = len(batch.token_pages)
     fused = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     angles = torch.rand(num_tokens, head_dim // 2) * 100

@@ -21,7 +21,7 @@ struct Chunk {
     const Bf16* q;         // [T, num_heads, dim]
     const Bf16* kv;        // [P, num_kv_heads, 2, page_size, dim]
     Bf16* out;             // as q
-    const int64_t* pages;  // the request's page table
+    const int32_t* pages;  // the request's page table
     int64_t num_tokens, context_len, num_kv_heads, group, page_size, dim;
     float scale;
 };
@@ -233,7 +233,7 @@ PDX_AMX void attend(Queries& own, const Chunk& c, const Bf16* values, int64_t qu
 // [P, num_kv_heads, 2, page_size, dim] has all of it, in `pages`. All bfloat16. scratch has room for
 // dim times context_len, filled up to a multiple of 32. Only after pdx_has_amx() was 1. Returns 0
 // where the shape is not one of ours, and has done nothing then.
-PDX_EXPORT int pdx_chunk_attention(const Bf16* q, const Bf16* kv, Bf16* out, const int64_t* pages,
+PDX_EXPORT int pdx_chunk_attention(const Bf16* q, const Bf16* kv, Bf16* out, const int32_t* pages,
                                    Bf16* scratch, int64_t num_tokens, int64_t context_len,
                                    int64_t num_kv_heads, int64_t group, int64_t page_size,
                                    int64_t dim, float scale) {
@@ -262,7 +262,7 @@ PDX_EXPORT int pdx_chunk_attention(const Bf16* q, const Bf16* kv, Bf16* out, con
 
 #else
 
-PDX_EXPORT int pdx_chunk_attention(const void*, const void*, void*, const int64_t*, void*, int64_t,
+PDX_EXPORT int pdx_chunk_attention(const void*, const void*, void*, const int32_t*, void*, int64_t,
                                    int64_t, int64_t, int64_t, int64_t, int64_t, float) {
     return 0;
 }

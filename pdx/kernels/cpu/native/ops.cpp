@@ -80,9 +80,9 @@ struct HeadTask {
     const T* q;             // [group, head_dim]
     const T* kv;            // of this head in page 0
     T* out;                 // [group, head_dim]
-    const int64_t* pages;   // the request's page table
+    const int32_t* pages;   // the request's page table
     int64_t page_stride;    // elements from a page to the next
-    int64_t context_len;
+    int64_t seq_len;        // tokens that these queries see
     int64_t page_size;
     int group;
     int head_dim;           // a multiple of kLanes
@@ -165,9 +165,9 @@ PDX_INLINE void attend(const HeadTask<T>& task) {
     Softmax<T> softmax;
     softmax.begin(task);
     const int64_t half = task.page_size * task.head_dim;
-    for (int64_t done = 0; done < task.context_len; done += task.page_size) {
-        const T* keys = task.kv + task.pages[done / task.page_size] * task.page_stride;
-        const int64_t left = task.context_len - done;
+    for (int64_t done = 0; done < task.seq_len; done += task.page_size) {
+        const T* keys = task.kv + int64_t{task.pages[done / task.page_size]} * task.page_stride;
+        const int64_t left = task.seq_len - done;
         const int64_t count = left < task.page_size ? left : task.page_size;
         for (int64_t token = 0; token < count; token += kTile) {
             const int64_t in_tile = count - token < kTile ? count - token : kTile;
@@ -198,8 +198,9 @@ PDX_CLONES void attend_f32(const HeadTask<float>& task) { attend(task); }
 PDX_CLONES void attend_bf16(const HeadTask<Bf16>& task) { attend(task); }
 
 template <typename T>
-void decode_attention(const T* q, const T* kv, T* out, const int64_t* rows, const int64_t* lens,
-                      const int64_t* table_starts, const int64_t* pages, int64_t num_requests,
+void decode_attention(const T* q, const T* kv, T* out, const int32_t* query_starts,
+                      const int32_t* query_lens, const int32_t* seq_lens,
+                      const int32_t* table_starts, const int32_t* pages, int64_t num_requests,
                       int64_t num_kv_heads, int64_t group, int64_t page_size, int64_t head_dim,
                       float scale, void (*attend_one)(const HeadTask<T>&)) {
     const int64_t head_stride = 2 * page_size * head_dim;
@@ -207,19 +208,21 @@ void decode_attention(const T* q, const T* kv, T* out, const int64_t* rows, cons
 #pragma omp parallel for schedule(dynamic) if (num_tasks > 1)
     for (int64_t idx = 0; idx < num_tasks; ++idx) {
         const int64_t request = idx / num_kv_heads, head = idx % num_kv_heads;
-        const int64_t first = (rows[request] * num_kv_heads + head) * group * head_dim;
         HeadTask<T> task;
-        task.q = q + first;
         task.kv = kv + head * head_stride;
-        task.out = out + first;
         task.pages = pages + table_starts[request];
         task.page_stride = num_kv_heads * head_stride;
-        task.context_len = lens[request];
         task.page_size = page_size;
         task.group = static_cast<int>(group);
         task.head_dim = static_cast<int>(head_dim);
         task.scale = scale;
-        attend_one(task);
+        for (int64_t row = 0; row < query_lens[request]; ++row) {
+            const int64_t first = ((query_starts[request] + row) * num_kv_heads + head) * group * head_dim;
+            task.q = q + first;
+            task.out = out + first;
+            task.seq_len = seq_lens[request] - query_lens[request] + row + 1;
+            attend_one(task);
+        }
     }
 }
 
@@ -261,35 +264,38 @@ PDX_EXPORT void pdx_rope(const void* x, const float* cos, const float* sin, void
 }
 
 // k, v [num_tokens, num_heads, row_bytes] into kv [P, num_heads, 2, page_size, row_bytes].
-PDX_EXPORT void pdx_kv_append(const char* k, const char* v, char* kv, const int64_t* pages,
-                              const int64_t* offsets, int64_t num_tokens, int64_t num_heads,
+PDX_EXPORT void pdx_kv_append(const char* k, const char* v, char* kv, const int32_t* pages,
+                              const int32_t* offsets, int64_t num_tokens, int64_t num_heads,
                               int64_t page_size, int64_t row_bytes) {
     const int64_t half_bytes = page_size * row_bytes;
     for (int64_t token = 0; token < num_tokens; ++token)
         for (int64_t head = 0; head < num_heads; ++head) {
             const int64_t from = (token * num_heads + head) * row_bytes;
-            char* to = kv + (pages[token] * num_heads + head) * 2 * half_bytes + offsets[token] * row_bytes;
+            char* to = kv + (int64_t{pages[token]} * num_heads + head) * 2 * half_bytes + offsets[token] * row_bytes;
             std::memcpy(to, k + from, row_bytes);
             std::memcpy(to + half_bytes, v + from, row_bytes);
         }
 }
 
 // q, out [T, num_kv_heads * group, head_dim]; kv [P, num_kv_heads, 2, page_size, head_dim]. Request i
-// is row rows[i] of q, has lens[i] tokens in pages[table_starts[i]...]. Returns 0 where the shape is
-// not one of ours, and has done nothing then.
-PDX_EXPORT int pdx_decode_attention(const void* q, const void* kv, void* out, const int64_t* rows,
-                                    const int64_t* lens, const int64_t* table_starts,
-                                    const int64_t* pages, int64_t num_requests,
+// has query_lens[i] rows of q from query_starts[i] on, which are the last of its seq_lens[i] tokens in
+// pages[table_starts[i]...]. Returns 0 where the shape is not one of ours, and has done nothing then.
+PDX_EXPORT int pdx_decode_attention(const void* q, const void* kv, void* out,
+                                    const int32_t* query_starts, const int32_t* query_lens,
+                                    const int32_t* seq_lens, const int32_t* table_starts,
+                                    const int32_t* pages, int64_t num_requests,
                                     int64_t num_kv_heads, int64_t group, int64_t page_size,
                                     int64_t head_dim, float scale, int is_bf16) {
     if (group > kMaxGroup || head_dim > kMaxHeadDim || head_dim % kLanes != 0) return 0;
     if (is_bf16)
         decode_attention(static_cast<const Bf16*>(q), static_cast<const Bf16*>(kv),
-                     static_cast<Bf16*>(out), rows, lens, table_starts, pages, num_requests,
-                     num_kv_heads, group, page_size, head_dim, scale, attend_bf16);
+                     static_cast<Bf16*>(out), query_starts, query_lens, seq_lens,
+                     table_starts, pages, num_requests, num_kv_heads, group,
+                     page_size, head_dim, scale, attend_bf16);
     else
         decode_attention(static_cast<const float*>(q), static_cast<const float*>(kv),
-                     static_cast<float*>(out), rows, lens, table_starts, pages, num_requests,
-                     num_kv_heads, group, page_size, head_dim, scale, attend_f32);
+                     static_cast<float*>(out), query_starts, query_lens, seq_lens,
+                     table_starts, pages, num_requests, num_kv_heads, group,
+                     page_size, head_dim, scale, attend_f32);
     return 1;
 }

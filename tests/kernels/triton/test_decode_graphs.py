@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from pdx.kernels.device_batch import DeviceBatch
+from pdx.kernels.batch import ForwardBatch
+from pdx.kernels.graphs import (
+    CaptureRefused,
+    CudaGraphs,
+    DecodeGraphs,
+    GraphCapture,
+    GraphSettings,
+)
 from pdx.kernels.linear import linear, split_counters
 from pdx.kernels.ops import _triton_ops
-from pdx.kernels.page_tables import PageTables
-from pdx.kernels.paged_batch import PagedBatch
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.progress_word import publish
 from pdx.kernels.rope_kv_append import rope_kv_append
 from pdx.kernels.sampling import SamplingTensors, sample
-from pdx.kernels.step_graphs import (
-    CaptureRefused,
-    CudaGraphs,
-    GraphCapture,
-    StepBuffers,
-    StepGraphs,
-)
+from pdx.kernels.staging import Staging
 from tests.kernels.triton.cases import DEVICE
 
 VOCABULARY, HEADS, DIM, PAGE_SIZE, MAX_BATCH = 40, 2, 16, 4, 4
@@ -55,17 +54,30 @@ class Row:
     page_indices: Sequence[int]
 
 
-def paged(rows: Sequence[Row], page_size: int = PAGE_SIZE) -> PagedBatch:
-    return PagedBatch.build(page_size, [(r.position, 1, list(r.page_indices)) for r in rows])
+def paged(rows: Sequence[Row], page_size: int = PAGE_SIZE, pass_base: int = 0) -> ForwardBatch:
+    """On the host."""
+    batch = ForwardBatch.build(
+        page_size,
+        [(r.position, 1, list(r.page_indices)) for r in rows],
+        token_ids=[r.token_id for r in rows],
+    )
+    return replace(batch, progress_base=torch.tensor([pass_base]))
 
 
-def inputs(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    """Token ids and positions, on the host."""
-    return torch.tensor([r.token_id for r in rows]), torch.tensor([r.position for r in rows])
+def captured(
+    step: Callable[[ForwardBatch], Tensor],
+    sizes: Sequence[int],
+    page_size: int = PAGE_SIZE,
+    num_pages: int = 3,
+) -> DecodeGraphs:
+    """``num_pages`` for each request of the largest size."""
+    settings = GraphSettings(capture=capture(), sizes=sizes, max_seq_len=64)
+    return DecodeGraphs(step, settings, page_size=page_size, num_pages=num_pages, device=DEVICE)
 
 
-def buffers() -> StepBuffers:
-    return StepBuffers(max_batch=MAX_BATCH, max_pages=12, max_context_len=64, device=DEVICE)
+def run(graphs: DecodeGraphs, batch: ForwardBatch) -> Tensor:
+    graphs.place(batch)
+    return graphs.replay(len(batch))
 
 
 class Layer:
@@ -92,46 +104,34 @@ class Layer:
             output_idx=whole,
         )
 
-    def appended(self, ids: Tensor, positions: Tensor, pages: Tensor, offsets: Tensor) -> Tensor:
-        x = torch.nn.functional.embedding(ids, self.table)
+    def appended(self, batch: ForwardBatch) -> Tensor:
+        x = torch.nn.functional.embedding(batch.token_ids, self.table)
         fused = linear(x, self.qkv, counters=self.counters, num_splits=2)
         q, k, v = fused.view(-1, 3 * HEADS, DIM).split(HEADS, dim=1)
-        angles = positions[:, None] / 7.0
+        angles = batch.positions[:, None] / 7.0
         angles = angles.expand(-1, DIM // 2).contiguous()
-        return rope_kv_append(q, k, v, angles.cos(), angles.sin(), self.kv, pages, offsets)
+        places = batch.token_pages, batch.token_offsets
+        return rope_kv_append(q, k, v, angles.cos(), angles.sin(), self.kv, *places)
 
-    def step(self, ids: Tensor, positions: Tensor, batch: DeviceBatch, base: Tensor) -> Tensor:
-        q = self.appended(ids, positions, batch.token_pages, batch.token_offsets)
-        publish(self.word, base, 1)
+    def step(self, batch: ForwardBatch) -> Tensor:
+        q = self.appended(batch)
+        publish(self.word, batch.progress_base, 1)
         out = torch.zeros_like(q)
-        paged_decode(q, self.kv, batch.tables.steps, 0.3, out=out)
+        paged_decode(q, self.kv, batch.decodes, 0.3, out=out)
         logits = linear(out.flatten(1), self.table, counters=self.counters)
         return sample(logits, self.greedy)
 
     def fresh(self, rows: list[Row]) -> list[int]:
         """The same without a graph and without padding, from tables made for these rows."""
-        batch = paged(rows)
-        ids, positions = (each.to(DEVICE) for each in inputs(rows))
-        q = self.appended(
-            ids, positions, batch.token_pages.to(DEVICE), batch.token_offsets.to(DEVICE)
-        )
-        out = paged_decode(q, self.kv, PageTables.of(batch.spans, DEVICE), 0.3)
+        batch, _ = paged(rows).on(Staging(DEVICE))
+        out = paged_decode(self.appended(batch), self.kv, batch.decodes, 0.3)
         return sample(linear(out.flatten(1), self.table), self.greedy).tolist()
-
-
-def graphs_of(layer: Layer, sizes: list[int], made: StepBuffers | None = None) -> StepGraphs:
-    made = made or buffers()
-
-    def step(ids: Tensor, positions: Tensor, batch: DeviceBatch) -> Tensor:
-        return layer.step(ids, positions, batch, made.pass_base)
-
-    return StepGraphs(step, made, sizes, capture())
 
 
 def test_replays_give_what_steps_without_graphs_give() -> None:
     """Requests of other lengths and other pages, in batches that are padded and that are not."""
     layer, plain = Layer(), Layer()
-    graphs = graphs_of(layer, [2, 4])
+    graphs = captured(layer.step, [2, MAX_BATCH])
     assert bool(layer.kv.isnan().all()), "a capture appended something"
     tables = {0: [3, 7], 1: [5], 2: [0, 9, 2]}
     texts = {0: [4], 1: [11], 2: [8]}
@@ -146,7 +146,7 @@ def test_replays_give_what_steps_without_graphs_give() -> None:
             )
             for request in running
         ]
-        tokens = graphs.run(*inputs(rows), paged(rows), pass_base=10 * number).tolist()
+        tokens = run(graphs, paged(rows, pass_base=10 * number)).tolist()
         if number in (1, 2, 5, 6):
             plain.kv.copy_(layer.kv)
             assert tokens == plain.fresh(rows)
@@ -165,24 +165,32 @@ def test_replays_give_what_steps_without_graphs_give() -> None:
     assert written == places
 
 
-def test_buffers_hold_steps_of_one_token_up_to_their_sizes() -> None:
-    made = buffers()
+def test_graphs_hold_steps_of_one_token_up_to_their_sizes() -> None:
+    def step(batch: ForwardBatch) -> Tensor:
+        arrays = (batch.token_ids, batch.token_pages, batch.decodes.seq_lens)
+        # As those that passes without graphs bring to the device, so launches are compiled alike.
+        assert all(each.data_ptr() % 16 == 0 for each in arrays)
+        return batch.positions + 1
+
+    graphs = captured(step, [MAX_BATCH])
     one, two = (0, 1, [3]), (0, 2, [3])
-    assert made.hold(PagedBatch.build(PAGE_SIZE, [one] * MAX_BATCH))
-    assert not made.hold(PagedBatch.build(PAGE_SIZE, [one] * (MAX_BATCH + 1)))
-    assert not made.hold(PagedBatch.build(PAGE_SIZE, [one, two]))
-    assert made.hold(PagedBatch.build(1, [(11, 1, list(range(12)))]))
-    assert not made.hold(PagedBatch.build(1, [(12, 1, list(range(13)))]))
-    # As those that passes without graphs bring to the device, so launches are compiled alike.
-    assert all(each.data_ptr() % 16 == 0 for each in made._on_device.values())
+    assert graphs.hold(ForwardBatch.build(PAGE_SIZE, [one] * MAX_BATCH))
+    assert not graphs.hold(ForwardBatch.build(PAGE_SIZE, [one] * (MAX_BATCH + 1)))
+    assert not graphs.hold(ForwardBatch.build(PAGE_SIZE, [one, two]))
+    assert not graphs.hold(ForwardBatch.build(PAGE_SIZE, [two], decode_rows=2))
+    assert not graphs.hold(ForwardBatch.build(PAGE_SIZE, []))
+    assert graphs.hold(ForwardBatch.build(1, [(11, 1, list(range(12)))]))
+    assert not graphs.hold(ForwardBatch.build(1, [(12, 1, list(range(13)))]))
+    # The largest that they hold, at the addresses of the capture.
+    assert run(graphs, ForwardBatch.build(1, [(2, 1, [5, 6, 7])] * MAX_BATCH)).tolist() == [3] * 4
 
 
 def test_smallest_graph_that_holds_a_batch_runs() -> None:
     layer = Layer()
-    graphs = graphs_of(layer, [1, 4])
+    graphs = captured(layer.step, [1, MAX_BATCH])
     for count, size in ((1, 1), (2, 4), (4, 4)):
         rows = [Row(token_id=1, position=0, page_indices=[page]) for page in range(count)]
-        assert len(graphs.run(*inputs(rows), paged(rows), 0)) == count
+        assert len(run(graphs, paged(rows))) == count
         assert len(graphs._graphs[size].output) == size
 
 
@@ -198,7 +206,7 @@ def test_smallest_graph_that_holds_a_batch_runs() -> None:
 )
 def test_what_waits_or_brings_something_is_refused(spoil: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(CaptureRefused):
-        StepGraphs(lambda ids, positions, batch: spoil(ids.float()), buffers(), [4], capture())
+        captured(lambda batch: spoil(batch.token_ids.float()), [4])
 
 
 @pytest.mark.slow
@@ -215,19 +223,18 @@ def test_models_steps_are_captured(model: str, request: pytest.FixtureRequest) -
     causal = loaded(folder, _triton_ops(), config).to(DEVICE)
     kv, other = (empty_kv(config, 8, torch.float32).to(DEVICE) for _ in range(2))
     page_size = kv.shape[4]
-    made = StepBuffers(max_batch=2, max_pages=8, max_context_len=64, device=DEVICE)
 
-    def step(ids: Tensor, positions: Tensor, batch: DeviceBatch) -> Tensor:
-        return causal.logits(causal(ids, positions, kv, batch, lambda layer: None))
+    def step(batch: ForwardBatch, memory: Tensor = kv) -> Tensor:
+        tokens = batch.token_ids, batch.positions
+        return causal.logits(causal(*tokens, memory, batch, lambda layer: None))
 
-    graphs = StepGraphs(step, made, [2], capture())
+    graphs = captured(step, [2], page_size, num_pages=8)
     for position, tokens in enumerate([[5], [6, 7], [8, 9]]):
         rows = [
             Row(token_id=token, position=position - place, page_indices=[3 + place])
             for place, token in enumerate(tokens)
         ]
         batch = paged(rows, page_size)
-        found = graphs.run(*inputs(rows), batch, 0)
-        ids, positions = (each.to(DEVICE) for each in inputs(rows))
-        hidden = causal(ids, positions, other, batch, lambda layer: None)
-        torch.testing.assert_close(found, causal.logits(hidden), rtol=1e-4, atol=1e-4)
+        found = run(graphs, batch)
+        plain = step(batch.on(Staging(DEVICE))[0], other)
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)

@@ -1,8 +1,14 @@
-"""From logits to one token a row where the logits lie on a device: all rows at once, and the host
-is told once, at the end. The rank's main thread.
+"""From logits to one token a row: all rows at once, and the host learns of them once, at the end.
+The rank's main thread.
 
-What is drawn stands in ``pdx.runner.sampler``, whose tokens these are. No step here needs a number
-of the device on the host: sizes come from the requests.
+The order of what happens to a row: the request's rules (``pdx.runner.logit_rules``), then the
+highest logit where the temperature is 0; else temperature, ``top_k``, ``top_p``, ``min_p``, each on
+what the one before has left, renormalised, and a draw. Log-probabilities are those of the raw
+logits, before all of it.
+
+A draw walks the kept tokens in id order, so no sort decides which token a number falls on, and a
+uniform number per (seed, output index) makes it repeatable on any decoder, in any company. No step
+here needs a number of the device on the host: sizes come from the requests.
 """
 
 from __future__ import annotations
@@ -10,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pdx.errors import InternalError
 from pdx.kernels.ops import Ops
 from pdx.request.batch import SampledToken
+from pdx.runner.logit_rules import RULE_COLUMNS, rule_arrays
 from pdx.runner.requests import Draw
-from pdx.runner.rule_lists import RULE_COLUMNS, rule_arrays
 
 __all__ = ["Drawn", "draw_arrays", "draw_tokens", "to_tokens"]
 
@@ -32,27 +39,29 @@ class Drawn:
     #: int64 [N].
     token_ids: Tensor
     #: float64 [N, 2 + 2 K]: whether the logits are finite, the token's log-probability, then ids
-    #: and log-probabilities of the K likeliest.
-    told: Tensor
+    #: and log-probabilities of the K likeliest, 0 where a request does not ask for them.
+    report: Tensor
 
 
 def draw_arrays(draws: Sequence[Draw], vocab_size: int) -> dict[str, Tensor]:
-    """What :func:`draw_tokens` reads of the draws, by name; on the host."""
+    """What :func:`draw_tokens` reads of the draws, by name; on the host. Nothing of no draws."""
+    if not draws:
+        return {}
     params = [draw.sampling for draw in draws]
     arrays = {
-        "draw.rows": _int64([draw.row for draw in draws]),
-        "draw.temperature": _float64([p.temperature for p in params]),
-        "draw.top_k": torch.tensor(
-            [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params], dtype=torch.int32
+        "draw.rows": _array([draw.row for draw in draws], np.int64),
+        "draw.temperature": _array([p.temperature for p in params], np.float64),
+        "draw.top_k": _array(
+            [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params], np.int32
         ),
-        "draw.top_p": _float64([p.top_p for p in params]),
-        "draw.min_p": _float64([p.min_p for p in params]),
-        "draw.seed": _int64([p.seed - (p.seed >> 63 << 64) for p in params]),
-        "draw.output_idx": _int64([draw.output_idx for draw in draws]),
+        "draw.top_p": _array([p.top_p for p in params], np.float64),
+        "draw.min_p": _array([p.min_p for p in params], np.float64),
+        "draw.seed": _array([p.seed - (p.seed >> 63 << 64) for p in params], np.int64),
+        "draw.output_idx": _array([draw.output_idx for draw in draws], np.int64),
     }
     asking = [idx for idx, draw in enumerate(draws) if draw.sampling.logprobs]
     if asking:
-        arrays["tops.rows"] = _int64(asking)
+        arrays["tops.rows"] = _array(asking, np.int64)
     return arrays | _rule_arrays(draws)
 
 
@@ -60,7 +69,7 @@ def _rule_arrays(draws: Sequence[Draw]) -> dict[str, Tensor]:
     """Of all draws' rules; none where no draw has any."""
     if all(draw.rules is None for draw in draws):
         return {}
-    rows = [(draw.rules.listed if draw.rules else None, draw.output_ids) for draw in draws]
+    rows = [(draw.rules, draw.output_ids) for draw in draws]
     return {f"rules.{name}": column for name, column in rule_arrays(rows).items()}
 
 
@@ -75,40 +84,39 @@ def draw_tokens(
     Args:
         logits: float32 [N, V].
         arrays: of :func:`draw_arrays`, on the device.
-        num_tops: K, how many of the likeliest tokens are told where they are asked for.
+        num_tops: K, how many of the likeliest tokens are reported where they are asked for.
         ops: the device's.
     """
     log_sums = torch.logsumexp(logits, dim=-1)
     ruled = _ruled(logits, arrays, ops)
     drawn = ops.sample(ruled, *(arrays[f"draw.{name}"] for name in _SAMPLING))
-    # Where the logits are not finite there is none; the row tells so.
+    # Where the logits are not finite there is none; the report says so.
     token_ids = drawn.clamp(min=0)
     chosen = logits.gather(1, token_ids[:, None])[:, 0] - log_sums
-    told = torch.zeros(len(logits), 2 + 2 * num_tops, dtype=torch.float64, device=logits.device)
-    told[:, 0] = torch.isfinite(log_sums)
-    told[:, 1] = chosen
+    report = torch.stack([torch.isfinite(log_sums).double(), chosen.double()], dim=1)
     if num_tops:
         rows = arrays["tops.rows"]
-        # Stable: of equal logits the lower id comes first.
-        values, ids = torch.sort(logits[rows], dim=-1, descending=True, stable=True)
-        logprobs = values[:, :num_tops] - log_sums[rows, None]
-        told[rows, 2:] = torch.cat([ids[:, :num_tops].double(), logprobs.double()], dim=-1)
-    return Drawn(token_ids=token_ids, told=told)
+        values, ids = ops.likeliest(logits[rows], num_tops)
+        logprobs = values - log_sums[rows, None]
+        tops = report.new_zeros(len(logits), 2 * num_tops)
+        tops[rows] = torch.cat([ids.double(), logprobs.double()], dim=-1)
+        report = torch.cat([report, tops], dim=1)
+    return Drawn(token_ids=token_ids, report=report)
 
 
 def to_tokens(
-    token_ids: Sequence[int], told: Sequence[Sequence[float]], draws: Sequence[Draw]
+    token_ids: Sequence[int], report: Sequence[Sequence[float]], draws: Sequence[Draw]
 ) -> list[SampledToken]:
     """The leader's answer.
 
     Raises:
         InternalError: logits are not finite; they must never become a plausible token.
     """
-    broken = [draw.request_id for draw, row in zip(draws, told, strict=True) if not row[0]]
+    broken = [draw.request_id for draw, row in zip(draws, report, strict=True) if not row[0]]
     if broken:
         raise InternalError(f"logits of requests {broken} are not finite")
     tokens = []
-    for draw, token_id, row in zip(draws, token_ids, told, strict=True):
+    for draw, token_id, row in zip(draws, token_ids, report, strict=True):
         num_tops = (len(row) - 2) // 2
         tops = list(zip(map(int, row[2 : 2 + num_tops]), row[2 + num_tops :], strict=True))
         tokens.append(
@@ -129,9 +137,5 @@ def _ruled(logits: Tensor, arrays: Mapping[str, Tensor], ops: Ops) -> Tensor:
     return ops.apply_rules(logits.clone(), *(arrays[f"rules.{name}"] for name in RULE_COLUMNS))
 
 
-def _int64(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
-
-
-def _float64(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def _array(values: Sequence[float], dtype: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype))

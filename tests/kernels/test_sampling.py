@@ -15,17 +15,23 @@ from transformers import (
 )
 
 from pdx.errors import InternalError
+from pdx.kernels.cpu import sampling as module
+from pdx.kernels.cpu.sampling import sample_row as sample_row_by
 from pdx.request.request import SamplingParams
-from pdx.runner import sampler
 from pdx.runner.logit_rules import LogitRules
 from pdx.runner.requests import Draw
-from pdx.runner.sampler import sample, sample_row
+from tests.runner.drawn import drawn
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 3.0])
 
 
 def params(temperature: float = 1.0, **changes: Any) -> SamplingParams:
     return SamplingParams(max_tokens=1, temperature=temperature, **changes)
+
+
+def sample_row(row: torch.Tensor, sampling: SamplingParams, output_idx: int) -> int:
+    filters = sampling.top_k, sampling.top_p, sampling.min_p
+    return sample_row_by(row, sampling.temperature, *filters, sampling.seed, output_idx)
 
 
 def draw(row: torch.Tensor, sampling: SamplingParams, num: int = 4000) -> torch.Tensor:
@@ -83,7 +89,7 @@ GRID = 401
 @pytest.fixture
 def even_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws 0 to GRID - 1 take evenly spaced numbers: shares are probabilities to 1 / GRID."""
-    monkeypatch.setattr(sampler, "token_uniform", lambda seed, idx: (idx + 0.5) / GRID)
+    monkeypatch.setattr(module, "token_uniform", lambda seed, idx: (idx + 0.5) / GRID)
 
 
 @pytest.mark.usefixtures("even_grid")
@@ -160,9 +166,9 @@ def test_token_does_not_depend_on_the_company() -> None:
                 output_ids=(1, 9, 9, 4),
             )
         )
-    together = sample(rows, draws)
-    reversed_ = sample(rows.flip(0), draws[::-1])[::-1]
-    alone = [sample(rows[i : i + 1], [d])[0] for i, d in enumerate(draws)]
+    together = drawn(rows, draws)
+    reversed_ = drawn(rows.flip(0), draws[::-1])[::-1]
+    alone = [drawn(rows[i : i + 1], [d])[0] for i, d in enumerate(draws)]
     for others in (reversed_, alone):
         assert [t.token_id for t in others] == [t.token_id for t in together]
         assert [[i for i, _ in t.top] for t in others] == [[i for i, _ in t.top] for t in together]
@@ -171,7 +177,7 @@ def test_token_does_not_depend_on_the_company() -> None:
 
 def test_alternatives_are_the_most_likely_by_the_raw_logits() -> None:
     sampling = params(temperature=0.1, top_p=0.1, logprobs=4)
-    [token] = sample(LOGITS[None], [Draw(request_id=1, row=0, sampling=sampling, output_idx=0)])
+    [token] = drawn(LOGITS[None], [Draw(request_id=1, row=0, sampling=sampling, output_idx=0)])
     expected = torch.log_softmax(LOGITS, dim=0)
     assert [i for i, _ in token.top] == [1, 4, 2, 0]  # of equals the lower id first
     assert [p for _, p in token.top] == pytest.approx([float(expected[i]) for i in (1, 4, 2, 0)])
@@ -179,7 +185,7 @@ def test_alternatives_are_the_most_likely_by_the_raw_logits() -> None:
 
 def test_more_alternatives_than_tokens_are_all_of_them() -> None:
     sampling = params(temperature=0, logprobs=20)
-    [token] = sample(LOGITS[None], [Draw(request_id=1, row=0, sampling=sampling, output_idx=0)])
+    [token] = drawn(LOGITS[None], [Draw(request_id=1, row=0, sampling=sampling, output_idx=0)])
     assert [i for i, _ in token.top] == [1, 4, 2, 0, 3]
 
 
@@ -202,7 +208,7 @@ def test_log_probability_is_of_the_raw_logits() -> None:
         Draw(request_id=5, row=0, sampling=params(temperature=0), output_idx=0),
         Draw(request_id=6, row=1, sampling=params(temperature=0.1, top_p=0.1), output_idx=3),
     ]
-    tokens = sample(torch.stack([LOGITS, LOGITS]), draws)
+    tokens = drawn(torch.stack([LOGITS, LOGITS]), draws)
     expected = float(torch.log_softmax(LOGITS, dim=0)[1])
     assert [(t.request_id, t.token_id) for t in tokens] == [(5, 1), (6, 1)]
     assert [t.logprob for t in tokens] == pytest.approx([expected, expected], abs=1e-6)
@@ -216,4 +222,4 @@ def test_broken_logits_never_become_a_token(value: float) -> None:
         Draw(request_id=i, row=i, sampling=params(temperature=0), output_idx=0) for i in (3, 4)
     ]
     with pytest.raises(InternalError, match=r"\[4\]"):
-        sample(torch.stack([LOGITS, broken]), draws)
+        drawn(torch.stack([LOGITS, broken]), draws)

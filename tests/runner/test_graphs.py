@@ -14,9 +14,8 @@ from torch import Tensor
 
 from pdx.config.engine import EngineConfig
 from pdx.config.model import ModelConfig
-from pdx.kernels.step_graphs import Captured, CaptureRefused
+from pdx.kernels.graphs import AgreedCapture, Captured, CaptureRefused, batch_sizes
 from pdx.kv.geometry import kv_layout
-from pdx.runner.decode_graphs import CaptureOfAll, batch_sizes
 from pdx.runner.device import RankDevice
 from pdx.runner.process import graph_settings
 from tests.models.test_sharding import ThreadGroup
@@ -41,7 +40,7 @@ def test_a_rank_on_a_cpu_captures_nothing(tiny_llama: Path) -> None:
     config = rank_config(tiny_llama, graph_batch=4)
     model = ModelConfig.load(tiny_llama)
     layout = kv_layout(model, 16, 4, "float32")
-    device = RankDevice(torch.device("cpu"), staged=True)
+    device = RankDevice(torch.device("cpu"))
     assert graph_settings(config, model, layout, device) is None
 
 
@@ -78,7 +77,11 @@ def test_all_ranks_of_a_group_capture_or_none(failing: int | None) -> None:
     def capture_three(rank: int) -> tuple[str, int]:
         group = ThreadGroup(rank, parts, barrier)
         stock = Failing(at=2 if rank == failing else 0)
-        capture = CaptureOfAll(stock, group, torch.device("cpu"))
+
+        def all_agree(is_captured: bool) -> bool:
+            return int(group.sum(torch.tensor([float(is_captured)]))) == 2
+
+        capture = AgreedCapture(stock, all_agree)
         try:
             for _ in range(3):
                 captured = capture.capture(lambda: group.sum(torch.ones(1)))
