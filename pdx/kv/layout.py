@@ -14,8 +14,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """``[layer][page][kv head][part][token in page][head_dim]``, dense, on one rank.
 
     The parts are K and V. They lie side by side, so that a page of one layer, and any slice of its
-    heads, is one contiguous run (what one remote write moves). All strides are bytes. Behind the
-    pages lie the tails: one place each for what a transfer brings besides KV.
+    heads, is one contiguous run (what one remote write moves). All strides are bytes.
     """
 
     #: Those that draft come last.
@@ -32,9 +31,6 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_parts: int = 2
     #: Of the layers; they need the token after a position, so they lack a prompt's last one.
     num_draft_layers: int = 0
-    #: Bytes of one tail: the hidden state after the last layer, which a draft begins with.
-    tail_bytes: int = 0
-    num_tails: int = 0
 
     @property
     def token_run_bytes(self) -> int:
@@ -58,12 +54,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """All layers of all pages, and the tails."""
-        return self.tails_offset_bytes + self.num_tails * self.tail_bytes
-
-    @property
-    def tails_offset_bytes(self) -> int:
-        """Where the tails begin: behind all layers of all pages."""
+        """All layers of all pages."""
         return self.num_layers * self.layer_stride_bytes
 
     @property

@@ -6,8 +6,7 @@ the page sizes are equal, else their greatest common divisor. A decoder's rank g
 it holds, each from one prefiller's rank that holds them too (:class:`Share`). An *atom* is
 
 - with equal page sizes: a share's heads of one page of one layer, contiguous on both sides;
-- else: one run of one part (K or V) of one head of one layer;
-- the tail, for each destination rank, where one is planned: what a draft begins with.
+- else: one run of one part (K or V) of one head of one layer.
 
 Layers that draft lack a prompt's last position, so they have a range of their own. A node with data
 parallel attention is as many destinations as it has groups of ranks.
@@ -62,8 +61,8 @@ class RankBatch:
 
     #: Counted over all groups of ranks.
     src_rank: int
-    #: The step of a pass that the batch's first layer is: tails follow the last layer.
-    first_step: int
+    #: The layer of the model that is the batch's first one.
+    first_layer: int
     batch: PageBatch
 
 
@@ -144,31 +143,26 @@ def atoms_by_rank(
     transfer_id: int,
     first_position: int,
     num_tokens: int,
-    *,
-    tail: bool = False,
 ) -> list[int]:
     """Atoms that each rank of the destination counts for positions
     ``first_position <= i < num_tokens``.
 
     Args:
         first_position: a multiple of the destination's page size.
-        tail: whether the tail comes too.
     """
     num_runs = _num_layer_runs(src, dst, first_position, num_tokens)
     equal = src.rank.page_size == dst.rank.page_size
-    atoms = [int(tail)] * dst.tp_size
+    atoms = [0] * dst.tp_size
     for share in shares(src, dst, transfer_id):
         atoms[share.dst_rank] += num_runs * (1 if equal else share.num_heads * src.rank.num_parts)
     return atoms
 
 
-def transfer_bytes(
-    src: NodeLayout, dst: NodeLayout, first_position: int, num_tokens: int, *, tail: bool = False
-) -> int:
-    """What moves for these positions: whole runs, and the tail, for each destination rank."""
+def transfer_bytes(src: NodeLayout, dst: NodeLayout, first_position: int, num_tokens: int) -> int:
+    """What moves for these positions: whole runs, for each destination rank."""
     num_runs = _num_layer_runs(src, dst, first_position, num_tokens)
     run_bytes = _run_len(src, dst) * dst.rank.page_bytes // dst.rank.page_size
-    return dst.tp_size * (num_runs * run_bytes + tail * dst.rank.tail_bytes)
+    return dst.tp_size * num_runs * run_bytes
 
 
 class TransferPlan:
@@ -177,7 +171,6 @@ class TransferPlan:
     Args:
         dst_page_indices: the decoder's pages for positions ``first_position`` onwards, in order.
         src_group, dst_group: the groups of ranks that compute and want it.
-        dst_tail: the tail's place on the decoder; None: none is wanted.
     """
 
     def __init__(
@@ -191,13 +184,10 @@ class TransferPlan:
         dst_page_indices: Sequence[int],
         src_group: int = 0,
         dst_group: int = 0,
-        dst_tail: int | None = None,
     ) -> None:
         assert 0 <= src_group < src.dp_size and 0 <= dst_group < dst.dp_size
-        assert dst_tail is None or 0 <= dst_tail < dst.rank.num_tails
         self._src, self._dst = src, dst
         self._src_group, self._dst_group = src_group, dst_group
-        self._dst_tail = dst_tail
         self._transfer_id = transfer_id
         self.num_tokens = num_tokens
         self.first_position = first_position
@@ -227,7 +217,6 @@ class TransferPlan:
             self._transfer_id,
             self.first_position,
             self.num_tokens,
-            tail=self._dst_tail is not None,
         )
         num_pages = -(-self.num_tokens // page_size) - self.first_position // page_size
         pages = self._dst_pages
@@ -273,38 +262,10 @@ class TransferPlan:
         return tuple(
             RankBatch(
                 src_rank=self._word(share),
-                first_step=layers.first_layer,
+                first_layer=layers.first_layer,
                 batch=self._batch(share, layers, src, dst),
             )
             for share in self._shares
-        )
-
-    def tail(self, src_tail: int) -> tuple[RankBatch, ...]:
-        """The writes of the tail, if it is wanted: each rank's from one that writes it heads.
-
-        Args:
-            src_tail: the tail's place on the prefiller.
-        """
-        if self._dst_tail is None:
-            return ()
-        src, dst = self._src.rank, self._dst.rank
-        writer_of = {share.dst_rank: share for share in self._shares}
-        return tuple(
-            RankBatch(
-                src_rank=self._word(share),
-                first_step=src.num_layers,
-                batch=PageBatch(
-                    src_pages=np.array([src_tail], np.uint32),
-                    dst_pages=np.array([self._dst_tail], np.uint32),
-                    page_bytes=dst.tail_bytes,
-                    num_layers=1,
-                    src_offset=self._src_offset(share) + src.tails_offset_bytes,
-                    dst_offset=self._dst_offset(share) + dst.tails_offset_bytes,
-                    src_layer_stride=0,
-                    dst_layer_stride=0,
-                ),
-            )
-            for share in writer_of.values()
         )
 
     def _word(self, share: Share) -> int:

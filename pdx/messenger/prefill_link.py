@@ -337,7 +337,7 @@ class PrefillLink:
                 words = self._hub.memory.progress_addresses
                 for each in batches:
                     word = words[each.src_rank]
-                    first_value = layer_value(pass_idx, each.first_step, num_layers)
+                    first_value = layer_value(pass_idx, each.first_layer, num_layers)
                     fabric.arm(send, each.batch, word_address=word, first_value=first_value)
             case Seal():
                 fabric.seal(send)

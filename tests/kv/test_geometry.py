@@ -83,4 +83,4 @@ def test_each_page_of_each_layer_has_bytes_of_its_own() -> None:
     layout = kv_layout(MODEL, 16, 5, "float32")
     places = [layout.page_offset_bytes(layer, page) for layer in range(3) for page in range(5)]
     assert places == [i * layout.page_bytes for i in range(15)]
-    assert places[-1] + layout.page_bytes == layout.tails_offset_bytes
+    assert places[-1] + layout.page_bytes == layout.total_bytes

@@ -24,7 +24,7 @@ def ranks_of(case: Case, batch: PageBatch) -> list[int]:
     page_stride = batch.dst_page_stride or batch.page_bytes
     layers = batch.dst_offset + np.arange(batch.num_layers) * batch.dst_layer_stride
     places = layers[:, None] + batch.dst_pages.astype(np.int64) * page_stride
-    first_rank = case.dst_side.group * case.dst.tp_size
+    first_rank = case.dst_group * case.dst.tp_size
     ranks: list[int] = (places.ravel() // case.dst.rank_stride_bytes - first_rank).tolist()
     return ranks
 
@@ -41,7 +41,6 @@ def test_a_sum_is_complete_exactly_when_each_ranks_count_is(
         case.transfer_id,
         case.first_position,
         case.num_tokens,
-        tail=case.with_tail,
     )
     writes: list[list[int]] = []
     longest = data.draw(st.sampled_from([1, 3, 256]))

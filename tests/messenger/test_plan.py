@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import hypothesis.strategies as st
 import numpy as np
@@ -30,7 +29,6 @@ from pdx.messenger.plan import (
 )
 
 LAYERS, HEAD_DIM = 3, 2
-TAIL_BYTES, NUM_TAILS = 6, 3
 SIZES, PAGE_SIZES = [1, 2, 4, 8], [1, 16, 64, 128]
 #: What the identity of a byte is made of: layer, head, part, position, place in the token.
 BASES = (LAYERS, 8, 2, 1 << 10, HEAD_DIM)
@@ -56,8 +54,6 @@ def node(
         itemsize=1,
         num_parts=num_parts,
         num_draft_layers=num_draft_layers,
-        tail_bytes=TAIL_BYTES,
-        num_tails=NUM_TAILS,
     )
     return NodeLayout(
         rank=rank,
@@ -66,13 +62,6 @@ def node(
         alignment=alignment,
         dp_size=dp_size,
     )
-
-
-class Side(NamedTuple):
-    """Which group of a node's ranks, and which of its tails."""
-
-    group: int
-    tail: int
 
 
 @dataclass(frozen=True)
@@ -88,9 +77,8 @@ class Case:
     dst_pages: list[int]
     #: Where chunks end.
     ends: list[int]
-    src_side: Side
-    dst_side: Side
-    with_tail: bool
+    src_group: int
+    dst_group: int
 
     @property
     def num_draft_layers(self) -> int:
@@ -104,9 +92,8 @@ class Case:
             num_tokens=self.num_tokens,
             first_position=self.first_position,
             dst_page_indices=self.dst_pages,
-            src_group=self.src_side.group,
-            dst_group=self.dst_side.group,
-            dst_tail=self.dst_side.tail if self.with_tail else None,
+            src_group=self.src_group,
+            dst_group=self.dst_group,
         )
 
     def wanted_len(self, layer: int) -> int:
@@ -124,14 +111,14 @@ def cases(draw: st.DrawFn) -> Case:
     first_page = draw(st.integers(0, num_dst - 1))
     num_src = -(-num_tokens // src_page)
     num_draft_layers = draw(st.integers(0, LAYERS - 1))
-    nodes, sides = [], []
+    nodes, groups = [], []
     for page, num_pages in ((src_page, num_src + 2), (dst_page, num_dst + 2)):
         alignment = draw(st.sampled_from([4096, 16384]))
         tp_size, dp_size = draw(st.sampled_from(SIZES)), draw(st.integers(1, 3))
         nodes.append(
             node(tp_size, num_heads, page, num_pages, parts, alignment, num_draft_layers, dp_size)
         )
-        sides.append(Side(draw(st.integers(0, dp_size - 1)), draw(st.integers(0, NUM_TAILS - 1))))
+        groups.append(draw(st.integers(0, dp_size - 1)))
     cuts = draw(st.lists(st.integers(1, num_tokens), max_size=4))
     return Case(
         *nodes,
@@ -141,24 +128,23 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.permutations(range(num_src + 2)))[:num_src],
         draw(st.permutations(range(num_dst + 2)))[: num_dst - first_page],
         sorted({*cuts, num_tokens}),
-        *sides,
-        draw(st.booleans()),
+        *groups,
     )
 
 
 def identities(
-    layout: NodeLayout, pages: list[int], first_position: int, side: Side
+    layout: NodeLayout, pages: list[int], first_position: int, group: int
 ) -> NDArray[np.int64]:
     """For each byte of the node's memory who it is, -1 for what belongs to no position of the
-    side's group. The bytes of its tail come after all others' numbers.
+    group.
     """
     rank = layout.rank
     size = rank.page_size
     memory = np.full(layout.total_bytes, -1, np.int64)
     for rank_idx in range(layout.tp_size):
-        start = layout.rank_offset_bytes(side.group, rank_idx)
+        start = layout.rank_offset_bytes(group, rank_idx)
         shape = (LAYERS, rank.num_pages, rank.num_kv_heads, rank.num_parts, size, HEAD_DIM)
-        view = memory[start : start + rank.tails_offset_bytes].reshape(shape)
+        view = memory[start : start + rank.total_bytes].reshape(shape)
         heads = np.array(layout.heads(rank_idx))
         for place, page in enumerate(pages):
             positions = first_position + place * size + np.arange(size)
@@ -166,8 +152,6 @@ def identities(
                 np.arange(LAYERS), heads, np.arange(rank.num_parts), positions, np.arange(HEAD_DIM)
             )
             view[:, page] = np.ravel_multi_index(coordinates, BASES)
-        tail = start + rank.tails_offset_bytes + side.tail * TAIL_BYTES
-        memory[tail : tail + TAIL_BYTES] = np.prod(BASES) + np.arange(TAIL_BYTES)
     return memory
 
 
@@ -175,7 +159,7 @@ def is_below(case: Case, identity: NDArray[np.int64], end: int) -> NDArray[np.bo
     """Whether a byte of KV belongs to a position that is wanted of its layer, and is below
     ``end``.
     """
-    is_kv = (identity >= 0) & (identity < np.prod(BASES))
+    is_kv = identity >= 0
     layers, _, _, positions, _ = np.unravel_index(np.where(is_kv, identity, 0), BASES)
     wanted = np.array([case.wanted_len(layer) for layer in range(LAYERS)])
     below: NDArray[np.bool_] = is_kv & (positions < np.minimum(wanted[layers], end))
@@ -211,8 +195,6 @@ def send_all(case: Case, computed: list[tuple[int, int]] | None = None) -> list[
     sent: list[RankBatch] = []
     for end in case.ends:
         sent += cursor.advance(tuple(case.src_pages), end, last=end == case.num_tokens)
-        if end == case.num_tokens:
-            sent += plan.tail(case.src_side.tail)
         if computed is not None:
             computed.append((len(sent), end))
     return sent
@@ -220,32 +202,30 @@ def send_all(case: Case, computed: list[tuple[int, int]] | None = None) -> list[
 
 def check_transfer(case: Case) -> None:
     """Carry a transfer out and look at every byte."""
-    source = identities(case.src, case.src_pages, 0, case.src_side)
-    wanted = identities(case.dst, case.dst_pages, case.first_position, case.dst_side)
+    source = identities(case.src, case.src_pages, 0, case.src_group)
+    wanted = identities(case.dst, case.dst_pages, case.first_position, case.dst_group)
     target = np.full(case.dst.total_bytes, -2, np.int64)
     written = carry_out(send_all(case), source, target)
 
     times = np.zeros(case.dst.total_bytes, np.int64)
     for offset, length in written:
         times[offset : offset + length] += 1
-    is_tail = wanted >= np.prod(BASES)
-    must = is_below(case, wanted, case.num_tokens) | (is_tail & case.with_tail)
+    must = is_below(case, wanted, case.num_tokens)
     assert (times[must] == 1).all()
     assert times.max() <= 1, "bytes past the wanted positions are written once at most"
     assert (times[wanted < 0] == 0).all(), "outside of the leased pages"
-    assert case.with_tail or (times[is_tail] == 0).all()
     assert (target[must] == wanted[must]).all(), "from the same layer, head, part and position"
 
     by_rank = [0] * case.dst.tp_size
     for offset, _ in written:
         rank_idx = offset // case.dst.rank_stride_bytes
-        by_rank[rank_idx - case.dst_side.group * case.dst.tp_size] += 1
+        by_rank[rank_idx - case.dst_group * case.dst.tp_size] += 1
     span = (case.first_position, case.num_tokens)
-    declared = atoms_by_rank(case.src, case.dst, case.transfer_id, *span, tail=case.with_tail)
+    declared = atoms_by_rank(case.src, case.dst, case.transfer_id, *span)
     assert by_rank == declared, "both sides count the same atoms"
     case.plan().check(declared)
     moved = sum(length for _, length in written)
-    assert moved == transfer_bytes(case.src, case.dst, *span, tail=case.with_tail)
+    assert moved == transfer_bytes(case.src, case.dst, *span)
 
 
 @settings(max_examples=60)
@@ -273,9 +253,8 @@ def test_each_wanted_byte_is_written_once_in_every_cell(num_heads: int) -> None:
             list(reversed(range(num_src))),
             list(range(num_dst - first_page)),
             [*range(chunk, num_tokens, chunk), num_tokens],
-            Side(num_draft, 1),
-            Side(num_draft, 2),
-            with_tail=bool(num_draft),
+            num_draft,
+            num_draft,
         )
         check_transfer(case)
 
@@ -285,13 +264,13 @@ def test_each_wanted_byte_is_written_once_in_every_cell(num_heads: int) -> None:
 def test_nothing_leaves_before_its_tokens_are_computed(case: Case) -> None:
     marks: list[tuple[int, int]] = []
     batches = send_all(case, marks)
-    whole = identities(case.src, case.src_pages, 0, case.src_side)
+    whole = identities(case.src, case.src_pages, 0, case.src_group)
     begin = 0
     for stop, end in marks:
         source = np.full(case.src.total_bytes, -1, np.int64)
         source[is_below(case, whole, end)] = 1
         if end == case.num_tokens:
-            source[whole >= 0] = 1  # zeroed before the last chunk; the tail follows it
+            source[whole >= 0] = 1  # zeroed before the last chunk
         target = np.zeros(case.dst.total_bytes, np.int64)
         carry_out(batches[begin:stop], source, target)
         assert (target >= 0).all(), "a token was sent that no pass had computed"
@@ -303,12 +282,9 @@ def test_nothing_leaves_before_its_tokens_are_computed(case: Case) -> None:
 def test_each_layer_waits_for_its_own_step(case: Case) -> None:
     for each in send_all(case):
         layout = case.src.rank
-        assert each.src_rank // case.src.tp_size == case.src_side.group
+        assert each.src_rank // case.src.tp_size == case.src_group
         first = each.batch.src_offset - each.src_rank * case.src.rank_stride_bytes
-        if each.first_step == LAYERS:
-            assert first == layout.tails_offset_bytes
-        else:
-            assert first // layout.layer_stride_bytes == each.first_step
+        assert first // layout.layer_stride_bytes == each.first_layer
 
 
 @pytest.mark.parametrize("src_tp", SIZES)
