@@ -15,6 +15,7 @@ from pdx.server.fields import IGNORED_FIELDS, NEUTRAL_FIELDS, check_neutral, unk
 from pdx.server.refusals import no_json, wrong_value
 
 __all__ = [
+    "MAX_TEXT_CHARS",
     "MAX_TOKENIZED_LEN",
     "Body",
     "ChatBody",
@@ -27,6 +28,9 @@ __all__ = [
 
 #: Tokens of one text, whether it comes as text or as ids.
 MAX_TOKENIZED_LEN = 1 << 20
+#: Characters of one text. A run of blanks has few tokens, yet takes about a hundred bytes of memory
+#: and a few microseconds for each character; this is about what the longest text of words takes.
+MAX_TEXT_CHARS = 6 << 20
 _MAX_LOGPROBS = 20
 _MAX_STOPS = 32
 _MAX_STOP_CHARS = 1024

@@ -15,6 +15,7 @@ from pdx.errors import InvalidRequest, UnknownModel
 from pdx.request.request import SamplingParams
 from pdx.request.stream import FrontendConfig
 from pdx.server.bodies import (
+    MAX_TEXT_CHARS,
     MAX_TOKENIZED_LEN,
     BodyT,
     ChatBody,
@@ -253,14 +254,20 @@ class RequestChecker:
     def _check_beginning(self, text: str, param: str | None) -> None:
         """Refuse a huge text by its beginning, in time and memory that do not grow with it."""
         limit = MAX_TOKENIZED_LEN if param is None else self.config.context_len
-        found = self.tokenizer.long_beginning(text, limit)
-        if found is None:
-            return
-        num_chars, num_tokens = found
         what = "text" if param is None else "prompt"
         allowed = f"at most {limit} are served"
         if param is not None:
             allowed = f"the model's context is {limit} tokens"
+        if len(text) > MAX_TEXT_CHARS:
+            raise InvalidRequest(
+                f"the {what} has {len(text)} characters; at most {MAX_TEXT_CHARS} characters and "
+                f"{limit} tokens are served",
+                param=param,
+            )
+        found = self.tokenizer.long_beginning(text, limit)
+        if found is None:
+            return
+        num_chars, num_tokens = found
         raise InvalidRequest(
             f"the first {num_chars} characters of the {what} are {num_tokens} tokens already; "
             f"{allowed}",

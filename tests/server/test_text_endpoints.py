@@ -18,6 +18,7 @@ from pdx.request.frames import encode_frame
 from pdx.request.stream import FrontendConfig
 from pdx.server.answer import Service
 from pdx.server.app import build_app
+from pdx.server.bodies import MAX_TEXT_CHARS
 from pdx.server.channel import EngineChannel
 from pdx.server.checks import RequestChecker
 from pdx.server.sampling import SamplingDefaults
@@ -128,6 +129,22 @@ def test_huge_texts_take_little_memory(start: Callable[..., Frontend]) -> None:
                 assert answer.result().status_code == 400
                 assert "characters of the" in answer.result().json()["error"]["message"]
     assert peak_kib(frontend) - before < 300 << 10
+
+
+def test_text_is_bounded_in_characters_too(frontend: Frontend, http: httpx.Client) -> None:
+    """A run of blanks has few tokens, and the library takes a hundred bytes for each character."""
+    text = " " * (MAX_TEXT_CHARS + 1)
+    chat = {"messages": [{"role": "user", "content": text}]}
+    for path, body in (
+        ("/tokenize", {"prompt": text}),
+        ("/tokenize", chat),
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/completions", {"prompt": ["x", text]}),
+        ("/v1/chat/completions", chat),
+    ):
+        response = http.post(path, json=body)
+        assert response.status_code == 400
+        assert "characters; at most 6291456 characters and" in response.json()["error"]["message"]
 
 
 def test_text_of_as_many_tokens_as_are_sent_back_is_none_too_long(
