@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pdx.config.sparse_log import SparseLog
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.status_page import answer_http, is_http, prefiller_pages
 from pdx.engine.step_loop import StepLoop
@@ -34,7 +35,6 @@ from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.listener import ControlListener
 from pdx.messenger.messages import Description, Draining, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
-from pdx.messenger.sparse_log import SparseLog
 from pdx.metrics.clock import now_s
 from pdx.metrics.faults import Fault, fault_counts
 from pdx.metrics.transfers import RankProgress, Sends

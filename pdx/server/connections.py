@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 #: How long a closed connection may take to send what its client has not read yet.
 _LINGER_S = 10.0
+#: What is read of one connection before the others have their turn. asyncio would read 256 KiB,
+#: which a body in chunks of one byte makes a second's work.
+_READ_BYTES = 16 << 10
 _FULL = "all %d HTTP connections are taken (--max-connections, `ulimit -n`): "
 
 
@@ -105,6 +108,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]
         super().connection_made(transport)
         self._table.opened(self)
 

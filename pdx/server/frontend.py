@@ -19,7 +19,7 @@ import uvicorn
 
 from pdx import __version__
 from pdx.config.descriptors import DescriptorShortage, descriptor_limit
-from pdx.config.seldom import Seldom
+from pdx.config.sparse_log import sparse_warnings
 from pdx.errors import InternalError, PdxError, ProtocolError
 from pdx.metrics.serving import ServingMetrics
 from pdx.request.stream import FrontendConfig, FrontendFailed, FrontendReady
@@ -49,8 +49,11 @@ _NUM_TOKENIZER_THREADS = 2
 
 async def serve(sock: socket.socket) -> int:
     """Run the frontend on its end of the socket to the primary; returns the exit code."""
-    for name in ("pdx.server.connections", "uvicorn.error"):
-        logging.getLogger(name).addFilter(Seldom())
+    with sparse_warnings("pdx.server.connections", "uvicorn.error"):
+        return await _serve(sock)
+
+
+async def _serve(sock: socket.socket) -> int:
     shortage = DescriptorShortage()
 
     def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@ few files."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import select
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from pdx.request.request import FinishReason
 from pdx.request.stream import StepFrame, Submit
+from pdx.server.connections import Connection, ConnectionLimits, Connections
 
 if TYPE_CHECKING:
     from conftest import Frontend
@@ -70,7 +74,8 @@ def test_a_hundred_idle_connections_keep_nobody_out_and_fill_no_log(
             answer = httpx.post(frontend.url + COMPLETIONS, json={"prompt": "Hi"}, timeout=20)
             assert answer.status_code == 200
     assert frontend.stop() == 0
-    [line] = [each for each in capfd.readouterr().err.splitlines() if each]
+    line, more = capfd.readouterr().err.splitlines()
+    assert "more like this in 60 s" in more
     assert f"all {NUM_PLACES} HTTP connections are taken" in line
     assert "idle ones are closed" in line
 
@@ -236,7 +241,49 @@ def test_what_is_no_http_gets_an_error_and_one_line_for_all(
         assert head.startswith(b"HTTP/1.1 400 Bad Request")
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
     assert frontend.stop() == 0
-    assert len(capfd.readouterr().err.splitlines()) == 1
+    _, more = capfd.readouterr().err.splitlines()
+    assert "49 more like this in 60 s" in more
+
+
+async def test_a_connection_is_read_a_little_at_a_time() -> None:
+    """A body in chunks of one byte is slow to parse; between two reads the others are served."""
+    data = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    data += b"1\r\na\r\n" * 20_000
+    sizes: list[int] = []
+    all_is_read, is_lost = asyncio.Event(), asyncio.Event()
+
+    class Watched(Connection):
+        def data_received(self, data_part: bytes) -> None:
+            sizes.append(len(data_part))
+            super().data_received(data_part)
+            if sum(sizes) == len(data):
+                all_is_read.set()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            is_lost.set()
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        await is_lost.wait()
+
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    limits = ConnectionLimits(most=1, header_timeout_s=20, unread_timeout_s=None)
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: Watched(
+                config=config, server_state=ServerState(), app_state={}, table=Connections(limits)
+            ),
+            ours,
+        )
+        await loop.sock_sendall(theirs, data)
+        await all_is_read.wait()
+        transport.abort()
+        await is_lost.wait()
+    assert max(sizes) <= 16 << 10
 
 
 def test_header_without_an_end_is_refused(hasty: Frontend) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from pdx.messenger.sparse_log import SparseLog
+import pytest
+
+from pdx.config.sparse_log import SparseLog, sparse_warnings
 
 
 class Lines(logging.Logger):
@@ -51,3 +53,19 @@ async def test_what_was_kept_back_is_said_at_the_end() -> None:
     log.warn("second")
     log.close()
     assert lines.said == ["first", "1 more like this in 60 s, the last: second"]
+
+
+async def test_warnings_of_other_peoples_loggers_are_sparse_by_their_kind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strange = logging.getLogger("strange")
+    with sparse_warnings("strange", interval_s=60):
+        for name in ("a", "b", "c"):
+            strange.warning("from %s", name)
+        strange.warning("something else")
+        for name in ("d", "e"):
+            strange.error("from %s", name)
+        assert caplog.messages == ["from a", "something else", "from d", "from e"]
+    assert caplog.messages[4:] == ["2 more like this in 60 s, the last: from c"]
+    strange.warning("from %s", "f")
+    assert caplog.messages[5:] == ["from f"], "the filter is gone"
