@@ -68,6 +68,8 @@ class ReadingOptions:
     drop_output: bool = False
     #: Reasoning is told from the answer.
     split_reasoning: bool = False
+    #: The client wants reasoning in the content, with its tags.
+    joins_reasoning: bool = False
     #: The prompt has begun the reasoning already.
     is_reasoning_open: bool = False
     #: The form in which tool calls are looked for; None: they are not.
@@ -152,10 +154,12 @@ class RequestChecker:
         self._check_ids([token_ids], "messages")  # a tokenizer may be larger than its model
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         samplings = self._samplings(token_ids, body, "messages", None, logprobs, None)
+        joins_reasoning = body.separate_reasoning is False and body.include_reasoning is not False
         reading = self._reading(
             body,
             with_logprobs=bool(body.logprobs),
-            split_reasoning=template.tags_reasoning,
+            split_reasoning=template.tags_reasoning and not joins_reasoning,
+            joins_reasoning=template.tags_reasoning and joins_reasoning,
             is_reasoning_open=text.rstrip().endswith(THINK_START),
             call_form=template.call_form if tools else None,
             tools=tools,
@@ -358,13 +362,13 @@ class RequestChecker:
 
 
 def _check_reasoning(body: ChatBody, template: ChatTemplate) -> None:
-    """Refuse to put reasoning anywhere but where it goes. Of a model that tags none there is none
-    to put."""
-    for name in ("separate_reasoning", "stream_reasoning"):
-        if getattr(body, name) is False and template.tags_reasoning:
-            raise InvalidRequest(
-                f"{name} false is not served; leave the field out, or send null or true", param=name
-            )
+    """Refuse to hold back reasoning in a stream. Of a model that tags none there is none to hold
+    back, and nothing is streamed where the client wants no stream."""
+    if body.stream_reasoning is False and body.stream and template.tags_reasoning:
+        raise InvalidRequest(
+            "stream_reasoning false is not served; leave the field out, or send null or true",
+            param="stream_reasoning",
+        )
 
 
 def _template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:

@@ -205,9 +205,11 @@ class ChoiceReader:
 
 
 def _tags(reading: ReadingOptions) -> frozenset[str]:
-    """What an answer is taken apart by. Some tokenizers have special tokens for it."""
+    """What an answer is taken apart by, here or by the client. Some tokenizers have special tokens
+    for it."""
     calls = frozenset[str]() if reading.call_form is None else reading.call_form.tags
-    return calls | ({THINK_START, THINK_END} if reading.split_reasoning else frozenset())
+    tags_reasoning = reading.split_reasoning or reading.joins_reasoning
+    return calls | ({THINK_START, THINK_END} if tags_reasoning else frozenset())
 
 
 def _score(token: ScoredToken, text_offset: int) -> TokenScore:

@@ -81,8 +81,9 @@ def _check_message(message: Mapping[str, Any], where: str) -> None:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise _refusal(f"{where}.role must be a string")
-    # An answer of calls only has no content, and a tool may have nothing to say.
-    may_be_none = role in ("assistant", "tool", "function")
+    # An answer of calls only has no content, a tool may have nothing to say, and clients that dump
+    # their models send null for an empty text.
+    may_be_none = "content" in message or role in ("assistant", "tool", "function")
     if not (isinstance(content, str | list) or (content is None and may_be_none)):
         raise _refusal(f"{where}.content must be a string or a list of parts")
     for part in content if isinstance(content, list) else ():

@@ -8,8 +8,12 @@ templates are written in (trimmed blocks, loop controls, ``raise_exception``, ``
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -59,6 +63,8 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 _MAX_WORK = 40_000
 _MIN_TRIES, _MAX_TRIES = 8, 100
 _TOOL_CHARS_OF_WORK = 256
+_MAX_RENDER_S = 30
+_LOOKUPS_PER_LOOK = 256
 
 
 class ChatTemplate:
@@ -127,30 +133,57 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {name}", param="chat_template_kwargs"
             )
-        template = self._tool_template if tools else self._template
         history = [self._with_known_role(message) for message in canonical(messages)]
-
-        def render(messages: Sequence[dict[str, Any]], reading: Reading) -> str:
-            given = {
-                "messages": reading.messages(messages),
-                "tools": reading.tools(tools),
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-            }
-            return template.render({**self._special_tokens, **variables, **given})
-
-        try:
-            reading, folded = _choose(render, history, tools or ())
-            return render(fold(history, folded), reading)
-        except _TEMPLATE_FAILURES as error:
-            raise InvalidRequest(
-                f"the model's chat template refuses the messages: {error}", param="messages"
-            ) from error
+        given = {
+            **self._special_tokens,
+            **variables,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        with _deadline(len(history)):
+            if tools:
+                return _rendered(self._tool_template, history, tools, given)
+            try:
+                return _rendered(self._template, history, None, given)
+            except InvalidRequest:
+                # Calls of before may be known to the template for tools only.
+                if self._tool_template is self._template or not _has_calls(history):
+                    raise
+                return _rendered(self._tool_template, history, [], given)
 
     def _with_known_role(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("role") == "developer" and not self._knows_developer:
             return {**message, "role": "system"}
         return message
+
+
+def _has_calls(history: Sequence[Mapping[str, Any]]) -> bool:
+    return any("tool_calls" in message or message.get("role") == "tool" for message in history)
+
+
+def _rendered(
+    template: jinja2.Template,
+    history: Sequence[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    given: Mapping[str, Any],
+) -> str:
+    """The prompt in the best reading.
+
+    Raises:
+        InvalidRequest: the template refuses or leaves out a part.
+    """
+
+    def render(messages: Sequence[dict[str, Any]], reading: Reading) -> str:
+        shown = tools if tools is None else reading.tools(tools) or []
+        said = {"messages": reading.messages(messages), "tools": shown, "documents": None}
+        return template.render({**given, **said})
+
+    try:
+        reading, folded = _choose(render, history, tools or ())
+        return render(fold(history, folded), reading)
+    except _TEMPLATE_FAILURES as error:
+        raise InvalidRequest(
+            f"the model's chat template refuses the messages: {error}", param="messages"
+        ) from error
 
 
 _Render = Callable[[Sequence[dict[str, Any]], Reading], str]
@@ -347,8 +380,57 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
+class _TooSlow(Exception):
+    """A template has used up its time. No failure of the template: no other reading is tried."""
+
+
+class _Clock(threading.local):
+    """When the chat that this thread renders must be done."""
+
+    deadline_s = math.inf
+    num_lookups = 0
+
+
+_clock = _Clock()
+
+
+@contextlib.contextmanager
+def _deadline(num_messages: int) -> Iterator[None]:
+    """Bound the time that rendering takes: of some templates it grows with the square of the
+    chat's length."""
+    _clock.deadline_s = time.monotonic() + _MAX_RENDER_S
+    try:
+        yield
+    except _TooSlow:
+        raise InvalidRequest(
+            f"the model's chat template takes more than {_MAX_RENDER_S} s for the {num_messages} "
+            "messages; send fewer",
+            param="messages",
+        ) from None
+    finally:
+        _clock.deadline_s = math.inf
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Looks at the clock now and then. Whatever a template does at length, it looks up names."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        _look_at_the_clock()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        _look_at_the_clock()
+        return super().getitem(obj, argument)
+
+
+def _look_at_the_clock() -> None:
+    _clock.num_lookups += 1
+    if _clock.num_lookups % _LOOKUPS_PER_LOOK == 0 and time.monotonic() > _clock.deadline_s:
+        raise _TooSlow
+
+
 def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[jinja2.ext.loopcontrols, _GenerationBlock],

@@ -34,8 +34,8 @@ class _At(enum.Enum):
 
 
 class ReasoningSplitter:
-    """One output. A start tag counts only as the first thing of an output: later ones are the
-    answer's words.
+    """One output. A start tag counts only as the first thing of an output: later ones are words.
+    Models write it there though the prompt has ended with it.
 
     Args:
         is_open: The prompt has ended with the start tag, so the output begins inside the reasoning.
@@ -43,7 +43,8 @@ class ReasoningSplitter:
     """
 
     def __init__(self, *, is_open: bool, finder: CallFinder | None = None) -> None:
-        self._at = _At.REASONING if is_open else _At.START
+        self._at = _At.START
+        self._is_open = is_open
         self._thoughts = _Thoughts(finder)
         #: White space at the output's start; it is the answer's if there is no reasoning.
         self._lead: list[str] = []
@@ -66,6 +67,8 @@ class ReasoningSplitter:
     def flush(self) -> tuple[str, str]:
         """What was held back, at the end of the output."""
         held, self._held = self._held, ""
+        if self._at is _At.START and self._is_open:
+            return self._with_lead(held).strip(), ""
         if self._at is not _At.REASONING:
             return "", self._with_lead(held)
         reasoning = self._thoughts.push(held)
@@ -83,7 +86,7 @@ class ReasoningSplitter:
         if THINK_START.startswith(stripped):  # also nothing but white space so far
             self._held = stripped
             return ""
-        self._at = _At.ANSWER
+        self._at = _At.REASONING if self._is_open else _At.ANSWER
         return self._with_lead(stripped)
 
     def _with_lead(self, text: str) -> str:

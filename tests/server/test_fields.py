@@ -189,13 +189,32 @@ def test_template_is_told_the_reasoning_effort(
     assert prompt == f"Hi{told}<think></think>"
 
 
-@pytest.mark.parametrize("name", ["separate_reasoning", "stream_reasoning"])
-def test_reasoning_in_another_place_is_refused_where_there_is_some(
-    thinking: Frontend, name: str
+def test_reasoning_is_not_held_back_in_a_stream(
+    thinking: Frontend, make_say: Callable[..., Any]
 ) -> None:
-    response = httpx.post(thinking.url + CHAT, json=OK[CHAT] | {name: False})
+    thinking.script = make_say("<think>why</think>so.", None)
+    body = OK[CHAT] | {"stop": ".", "stream_reasoning": False}
+    response = httpx.post(thinking.url + CHAT, json=body | {"stream": True})
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == name
+    assert response.json()["error"]["param"] == "stream_reasoning"
+    assert httpx.post(thinking.url + CHAT, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_in_the_content_where_the_client_wants_it_there(
+    thinking: Frontend, make_say: Callable[..., Any], stream: bool
+) -> None:
+    thinking.script = make_say("<think>why</think>so.", None)
+    body = OK[CHAT] | {"stop": ".", "separate_reasoning": False, "stream": stream}
+    response = httpx.post(thinking.url + CHAT, json=body, timeout=20)
+    assert response.status_code == 200
+    assert "reasoning" not in response.text
+    if not stream:
+        message = response.json()["choices"][0]["message"]
+        assert message["content"] == "<think>why</think>so"
+    left_out = httpx.post(thinking.url + CHAT, json=body | {"include_reasoning": False}, timeout=20)
+    assert left_out.status_code == 200
+    assert "why" not in left_out.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from pdx.request.request import FinishReason
 from pdx.request.stream import Submit
+from pdx.server.messages import checked_messages
 from pdx.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -212,7 +213,8 @@ def test_own_answer_can_be_sent_back(
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "user", "content": None},
+        {"role": "user"},
+        {"role": "user", "content": 5},
         {"role": "assistant", "tool_calls": [{"function": {"name": 5}}]},
         {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [5]}}]},
         {"role": "assistant", "tool_calls": [5]},
@@ -227,6 +229,12 @@ def test_message_that_is_none_is_named(qwen: Frontend, message: dict[str, Any]) 
     error = response.json()["error"]
     assert "messages[1]" in error["message"]
     assert error["param"] == "messages"
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_null_content_is_an_empty_one(role: str) -> None:
+    message = {"role": role, "content": None}
+    assert checked_messages([*USER, message]) == [*USER, message]
 
 
 def test_call_that_a_template_leaves_out_is_named(frontend: Frontend, http: httpx.Client) -> None:

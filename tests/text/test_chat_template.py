@@ -162,6 +162,33 @@ def test_tools_use_their_own_template_where_there_is_one(tmp_path: Path) -> None
     assert not (plain.takes_tools or plain.call_form or plain.tags_reasoning)
 
 
+def test_calls_of_before_are_said_by_the_template_for_tools_where_no_tools_are_sent() -> None:
+    turns = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    template = ChatTemplate(
+        turns,
+        {},
+        "{% for tool in tools %}T{% endfor %}{% for m in messages %}[{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}]{% endfor %}",
+    )
+    call = {"function": {"name": "f", "arguments": '{"a": "x"}'}}
+    question = {"role": "user", "content": "Hi"}
+    history = [question, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert template.render(history) == '[Hi][{"a": "x"}]'
+    assert template.render([question]) == "[Hi]"
+
+
+def test_template_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdx.text.chat_template._MAX_RENDER_S", 0)
+    template = ChatTemplate(
+        "{% for m in messages %}{% for n in messages %}{{ n.content }}{% endfor %}{% endfor %}", {}
+    )
+    messages = [{"role": "user", "content": "x"}] * 20
+    with pytest.raises(InvalidRequest, match="more than 0 s for the 20 messages"):
+        template.render(messages)
+    monkeypatch.setattr("pdx.text.chat_template._MAX_RENDER_S", 30)
+    assert template.render(messages) == "x" * 400
+
+
 def test_own_variables_of_a_template_are_set_by_name() -> None:
     template = ChatTemplate("{% if enable_thinking is false %}no{% endif %}{{ bos_token }}", {})
     assert template.render(USER, variables={"enable_thinking": False}) == "no"
