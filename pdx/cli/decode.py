@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -59,6 +60,7 @@ def decode(settings: Settings, check: CheckOption = False) -> None:
 async def _serve(settings: Settings, drain: DrainRequest) -> None:
     from pdx.cli.loading_view import loading_progress
     from pdx.cli.serving import (
+        bind,
         faults,
         report_on_request,
         run_until_drained,
@@ -70,6 +72,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     from pdx.config.secret import shared_secret
     from pdx.engine.decode_node import DecodeNode
     from pdx.engine.loading import load_model
+    from pdx.engine.node_report import Reporter
     from pdx.engine.peer import describe_with_patience
     from pdx.fabric.start_check import check_fabric
     from pdx.fabric.worker_core import worker_core
@@ -78,7 +81,11 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
     server, patience_s = settings.build(ServerConfig), settings["peer_timeout_s"]
     peers = [parse_address(peer) for peer in settings["peers"]]
-    parse_address(server.http)
+    http = parse_address(server.http)
+    # Before a prefiller is waited for and the model is loaded. A supervisor has looked by itself,
+    # and a node that it starts again may find the old one's frontend still leaving the port.
+    if not Reporter(os.environ).is_heard:
+        bind(http).close()
     secret = shared_secret(settings)
     opener, _ = faults()
     # Now, not when the first peer is there: without a fabric nothing could come.

@@ -1,13 +1,14 @@
 """`--check` of `pdx prefill` and `pdx decode`: what a node would take, without its weights.
 
 Reads the settings and the model's config.json; starts nothing. Where the weights are on this disk,
-this is taken for the host that the node would run on: then their headers and this host's memory are
-looked at too. No torch.
+this is taken for the host that the node would run on: then their headers, this host's memory, the
+secret and the addresses are looked at too. A GPU is not looked for. No torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from pdx.cli.rank_plan import RankPlan, plan_rank
 from pdx.cli.tables import Table, print_tables
 from pdx.config.engine import EngineConfig, runs_kernels
 from pdx.config.resolve import Settings
-from pdx.errors import ConfigError, FabricError, PdxError
+from pdx.errors import ConfigError, PdxError
 
 if TYPE_CHECKING:
     from pdx.config.model import ModelConfig
@@ -40,7 +41,7 @@ class _Deployment:
     #: None: the model cannot be split so.
     plan: RankPlan | None
     num_pages: int
-    refusals: tuple[str, ...]
+    refusals: tuple[PdxError, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +58,14 @@ def check_deployment(settings: Settings) -> None:
     deployment = _plan(settings)
     print_tables(_tables(deployment))
     if deployment.refusals:
-        raise ConfigError("this node would not start: " + "; ".join(deployment.refusals))
+        refusals = "; ".join(map(_reason, deployment.refusals))
+        error = ConfigError(f"this node would not start: {refusals}")
+        error.exit_code = deployment.refusals[0].exit_code  # the start's own
+        raise error
+
+
+def _reason(error: PdxError) -> str:
+    return error.message if error.hint is None else f"{error.message} ({error.hint})"
 
 
 def _plan(settings: Settings) -> _Deployment:
@@ -65,7 +73,6 @@ def _plan(settings: Settings) -> _Deployment:
     from pdx.config.memory_room import check_memory
     from pdx.config.model import ModelConfig
     from pdx.engine.start_check import plan_node
-    from pdx.fabric.start_check import check_fabric
 
     folder, has_weights = _folder(settings)
     model = ModelConfig.load(folder)
@@ -74,7 +81,8 @@ def _plan(settings: Settings) -> _Deployment:
     config = settings.build(EngineConfig, page_size=page_size)
     if config.dtype == "auto":
         config = dataclasses.replace(config, dtype=model.dtype)
-    plan, num_pages, refusals = None, 0, []
+    plan, num_pages = None, 0
+    refusals: list[PdxError] = []
     try:
         if has_weights:
             model = check_folder(folder, serves_text="peers" in settings.values)
@@ -91,11 +99,12 @@ def _plan(settings: Settings) -> _Deployment:
         if has_weights and (need := node.host_memory()) is not None:
             check_memory(need, read_memory_facts())
     except PdxError as error:
-        refusals.append(error.message if error.hint is None else f"{error.message} ({error.hint})")
-    try:
-        check_fabric(settings["fabric"], settings["fabric_bind"])
-    except FabricError as error:
-        refusals.append(error.message)
+        refusals.append(error)
+    for check in _host_checks(settings, has_weights=has_weights):
+        try:
+            check()
+        except PdxError as error:
+            refusals.append(error)
     return _Deployment(
         folder=folder,
         has_weights=has_weights,
@@ -105,6 +114,37 @@ def _plan(settings: Settings) -> _Deployment:
         num_pages=num_pages,
         refusals=tuple(refusals),
     )
+
+
+def _host_checks(settings: Settings, *, has_weights: bool) -> list[Callable[[], None]]:
+    """What a start looks at on its host before it loads the model: fabric, core, secret, addresses.
+    Without the weights this is some other host, of which only the fabric is looked at.
+    """
+    from pdx.cli.serving import bind
+    from pdx.config.secret import require_secret, shared_secret
+    from pdx.fabric.start_check import check_fabric
+    from pdx.fabric.worker_core import worker_core
+    from pdx.messenger.control import parse_address
+
+    def fabric() -> None:
+        check_fabric(settings["fabric"], settings["fabric_bind"])
+
+    def listen() -> None:
+        with bind(parse_address(settings["listen"])) as listener:
+            require_secret(listener, shared_secret(settings))
+
+    def decode() -> None:
+        shared_secret(settings)
+        for peer in settings["peers"]:
+            parse_address(peer)
+        bind(parse_address(settings["http"])).close()
+
+    def pin() -> None:
+        worker_core(settings["fabric_core"], device=settings["device"])
+
+    if not has_weights:
+        return [fabric]
+    return [fabric, pin, decode if "peers" in settings.values else listen]
 
 
 def _folder(settings: Settings) -> tuple[Path, bool]:
@@ -130,12 +170,12 @@ def _tables(deployment: _Deployment) -> list[Table]:
         ("config.json", str(deployment.folder / "config.json")),
         ("weights", _WEIGHTS[deployment.has_weights]),
         ("family", deployment.model.family.value),
-        ("device", config.device),
+        ("device", config.device if config.device == "cpu" else f"{config.device}, not looked for"),
         ("dtype", config.dtype),
         ("KV dtype", config.kv_type),
         ("ranks", str(config.tp_size)),
         ("would start", "no" if deployment.refusals else "yes"),
-        *(("refused", reason) for reason in deployment.refusals),
+        *(("refused", _reason(refusal)) for refusal in deployment.refusals),
     ]
     tables = [Table(title="Node", rows=tuple(rows))]
     if plan is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -78,39 +79,35 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     # Before the model is loaded too: without a fabric nothing could be sent.
     check_fabric(settings["fabric"], settings["fabric_bind"])
     fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
-    # Before the model is loaded: a port that is taken should not cost a minute. Decoders that
-    # connect meanwhile wait in the backlog.
-    listener = bind(parse_address(settings["listen"]))
-    require_secret(listener, secret)
-    folder = resolve_model(model)
-    # A folder is announced by its absolute path: a decoder on this host may run elsewhere.
-    name = str(folder) if model_is_folder(model) else model
-    with loading_progress(model) as progress:
-        loaded = await load_model(folder, settings.build(EngineConfig, cuda_graphs=False), progress)
-    try:
-        fabric = cast("FabricChoice", settings["fabric"])
+    async with contextlib.AsyncExitStack() as closing:
+        # Before the model is loaded: a port that is taken should not cost a minute. Decoders that
+        # connect meanwhile wait in the backlog.
+        listener = closing.enter_context(bind(parse_address(settings["listen"])))
+        require_secret(listener, secret)
+        folder = resolve_model(model)
+        with loading_progress(model) as progress:
+            config = settings.build(EngineConfig, cuda_graphs=False)
+            loaded = await load_model(folder, config, progress)
+        closing.push_async_callback(loaded.close)
         node = PrefillNode(
             loaded,
-            model_name=name,
+            # A folder is announced by its absolute path: a decoder on this host may run elsewhere.
+            model_name=str(folder) if model_is_folder(model) else model,
             listener=listener,
-            fabric=fabric,
+            fabric=cast("FabricChoice", settings["fabric"]),
             fabric_cpu=fabric_cpu,
             fabric_bind=settings["fabric_bind"],
             secret=secret,
             opener=opener,
             num_rejected=num_rejected,
         )
-        try:
-            addresses = await node.start()
-            layout = loaded.layout.rank
-            report_on_request(node.status)
-            status_line(
-                f"serving {model} ({loaded.config.dtype}, {layout.num_pages} pages of "
-                f"{layout.page_size} tokens), loaded in {loaded.load_s:.1f} s"
-            )
-            _say_ready(addresses, settings)
-            await run_until_drained(node, drain, settings["drain_timeout_s"])
-        finally:
-            await node.stop("the prefiller shuts down")
-    finally:
-        await loaded.close()
+        closing.push_async_callback(node.stop, "the prefiller shuts down")
+        addresses = await node.start()
+        layout = loaded.layout.rank
+        report_on_request(node.status)
+        status_line(
+            f"serving {model} ({loaded.config.dtype}, {layout.num_pages} pages of "
+            f"{layout.page_size} tokens), loaded in {loaded.load_s:.1f} s"
+        )
+        _say_ready(addresses, settings)
+        await run_until_drained(node, drain, settings["drain_timeout_s"])

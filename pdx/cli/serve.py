@@ -216,14 +216,14 @@ def _check_traces(file: str | None, names: list[str]) -> None:
 
 async def _serve_colocated(settings: Settings, drain: DrainRequest) -> None:
     from pdx.cli.loading_view import loading_progress
-    from pdx.cli.serving import report_on_request, run_until_drained, tracing, url_of
+    from pdx.cli.serving import bind, report_on_request, run_until_drained, tracing, url_of
     from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.engine.colocated_node import ColocatedNode
     from pdx.engine.loading import load_model
     from pdx.messenger.control import Address, parse_address
 
     server = settings.build(ServerConfig)
-    parse_address(server.http)
+    bind(parse_address(server.http)).close()  # before the model is loaded
     folder = resolve_model(settings["model"])
     name = server.served_model_name or settings["model"]
     async with contextlib.AsyncExitStack() as closing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,33 @@ def test_writes_are_of_the_heads_that_both_ranks_have() -> None:
         (4, 2 * head),
         (8, head),
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "reason"),
+    [
+        (["prefill", "--listen", "0.0.0.0:0"], 2, "without a shared secret any host could use"),
+        (["prefill", "--secret-file", "/nowhere/secret"], 2, "cannot read the secret"),
+        (["prefill", "--listen", "127.0.0.1:TAKEN"], 1, "the address is already in use"),
+        (["prefill", "--fabric-core", "9999"], 2, "--fabric-core 9999"),
+        (["prefill", "--kv-memory", "400000G"], 1, "of this host's memory"),
+        (["decode", "--peer", "127.0.0.1:1", "--secret", "short"], 2, "fewer than 16"),
+        (["decode", "--peer", "127.0.0.1"], 2, "'127.0.0.1' is not an address"),
+        (["decode", "--peer", "127.0.0.1:1", "--http", "127.0.0.1:TAKEN"], 1, "already in use"),
+    ],
+)
+def test_check_and_a_start_refuse_the_same_with_the_same_exit_code(
+    words: list[str], exit_code: int, reason: str, tiny_llama: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [word.replace("TAKEN", str(taken.getsockname()[1])) for word in words]
+        words += ["--model", str(tiny_llama)]
+        started, checked = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--check"]))
+    for result in (started, checked):
+        assert isinstance(result.exception, ConfigError), result.exception
+        assert reason in result.exception.message
+        assert result.exception.exit_code == exit_code
+    assert reason in " ".join(checked.stdout.split())
 
 
 def test_a_folder_of_weights_is_checked_too(tiny_qwen3_moe: Path) -> None:

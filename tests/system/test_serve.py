@@ -333,11 +333,20 @@ def test_a_second_ctrl_c_ends_a_node_that_does_not_stop(tiny_llama: Path, tmp_pa
         wait_until(lambda: not any(map(is_alive, family)), timeout_s=5, what=f"{family} end")
 
 
-def test_a_taken_port_is_said_before_a_node_starts(tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["serve", "colocated", "decode"])
+def test_a_taken_port_is_said_before_a_node_starts(
+    command: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Before the model is loaded, and before a prefiller is waited for, which is not there."""
+    words = {
+        "serve": ["serve", str(tiny_llama)],
+        "colocated": ["serve", "--colocated", str(tiny_llama)],
+        "decode": ["decode", "--peer", "127.0.0.1:1"],
+    }
     with socket.create_server(("127.0.0.1", 0)) as taken:
         http = f"127.0.0.1:{taken.getsockname()[1]}"
-        arguments = ["serve", str(tiny_llama), "--http", http]
+        arguments = [*words[command], "--http", http]
         code, _, said = run_to_end(arguments, tmp_path / "log", timeout_s=20)
     assert code == 1
     assert "the address is already in use" in said
-    assert "[prefill]" not in said
+    assert not re.search(r"loaded|waiting|\[prefill\]", said), said
