@@ -188,7 +188,7 @@ def _driver() -> Any:
         from cuda.bindings import driver
     except ImportError as error:
         raise ConfigError(
-            f"GPUs need cuda-bindings: {error}", hint="pip install 'pdx[cuda]'"
+            f"GPUs need cuda-bindings: {error}", hint="pip install 'pdx-serve[cuda]'"
         ) from error
     _check(driver, "cuInit", None, 0)
     return driver

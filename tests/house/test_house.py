@@ -21,6 +21,8 @@ SCRIPTS = sorted(
 )
 #: Absolute paths of somebody's machine, and folders beside the checkout.
 FOREIGN_PATH = re.compile(r"(?<![\w.~-])/(?:work|root|home/\w+)/|(?<!\w)\.\./shared\b")
+#: On PyPI, "pdx" is another project; ours is pdx-serve.
+OTHER_PDX = re.compile(r"pip install[^\n`]*[ '\"]pdx(?:\[|['\" \n`])")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CHECK_IMPORTS = """
 import importlib, pkgutil, sys
@@ -68,6 +70,16 @@ def test_links_between_documents_resolve() -> None:
         if "://" not in target and not (path.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_no_text_installs_the_other_project_that_is_called_pdx() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {m[0]}"
+        for path in tracked_files()
+        if path.suffix in {".md", ".py", ".toml"}
+        for m in OTHER_PDX.finditer(path.read_text("utf-8"))
+    ]
+    assert found == []
 
 
 def test_no_file_names_a_path_of_the_machine_it_was_written_on() -> None:
