@@ -236,12 +236,9 @@ class ModelRunner:
         num_tops = max(draw.sampling.logprobs or 0 for draw in draws)
         most = min(num_tops, self._vocab_size)
         drawn = draw_tokens(logits, arrays, most, self._model.ops)
-        ids = self._tp.from_leader(drawn.token_ids)
-        # Ids are exact in float64.
-        columns = torch.cat([ids[:, None].double(), drawn.report], dim=1)
-        rows = self._device.download(columns).tolist()
-        token_ids = [int(row[0]) for row in rows]
-        return to_tokens(token_ids, [row[1:] for row in rows], draws), token_ids
+        self._tp.from_leader(drawn.token_ids)
+        tokens = to_tokens(self._device.download(drawn.report).tolist(), draws)
+        return tokens, [token.token_id for token in tokens]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[N, H] -> float32 [N, V], -inf for ids without a token: they are never drawn, and no

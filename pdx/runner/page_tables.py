@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PageTable", "PageTables"]
+__all__ = ["PageTable", "PageTableArray"]
 
 #: Pages that the smallest region holds.
 _SMALLEST = 16
@@ -30,7 +30,7 @@ class PageTable:
     capacity: int = 0
 
 
-class PageTables:
+class PageTableArray:
     """Owns the array; mutable. A pass reads it until its end, and changes come between passes."""
 
     def __init__(self) -> None:

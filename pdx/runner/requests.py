@@ -16,7 +16,7 @@ from pdx.kernels.reference.verify_drafts import count_standing
 from pdx.request.batch import Batch, RequestStart, RequestStep
 from pdx.request.request import SamplingParams
 from pdx.runner.logit_rules import LogitRules
-from pdx.runner.page_tables import PageTable, PageTables
+from pdx.runner.page_tables import PageTable, PageTableArray
 from pdx.runner.prompt_scores import ScoreSpan
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class RequestTable:
         self._vocab_size = vocab_size
         self._decode_rows = decode_rows
         self._requests: dict[int, _Request] = {}
-        self._page_tables = PageTables()
+        self._page_tables = PageTableArray()
         self._last_pass_idx = 0
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ here needs a number of the device on the host: sizes come from the requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,8 +39,9 @@ class Drawn:
 
     #: int64 [N].
     token_ids: Tensor
-    #: float64 [N, 2 + 2 K]: whether the logits are finite, the token's log-probability, then ids
-    #: and log-probabilities of the K likeliest, 0 where a request does not ask for them.
+    #: float64 [N, 3 + 2 K], in which ids are exact: the token, the logsumexp of its row's logits,
+    #: its log-probability, then ids and log-probabilities of the K likeliest, which are 0 where a
+    #: request does not ask for them.
     report: Tensor
 
 
@@ -90,10 +92,10 @@ def draw_tokens(
     log_sums = torch.logsumexp(logits, dim=-1)
     ruled = _ruled(logits, arrays, ops)
     drawn = ops.sample(ruled, *(arrays[f"draw.{name}"] for name in _SAMPLING))
-    # Where the logits are not finite there is none; the report says so.
+    # Where the logits are not finite there is none, and their sum is not finite either.
     token_ids = drawn.clamp(min=0)
     chosen = logits.gather(1, token_ids[:, None])[:, 0] - log_sums
-    report = torch.stack([torch.isfinite(log_sums).double(), chosen.double()], dim=1)
+    report = torch.stack([token_ids.double(), log_sums.double(), chosen.double()], dim=1)
     if num_tops:
         rows = arrays["tops.rows"]
         values, ids = ops.likeliest(logits[rows], num_tops)
@@ -104,27 +106,28 @@ def draw_tokens(
     return Drawn(token_ids=token_ids, report=report)
 
 
-def to_tokens(
-    token_ids: Sequence[int], report: Sequence[Sequence[float]], draws: Sequence[Draw]
-) -> list[SampledToken]:
-    """The leader's answer.
+def to_tokens(report: Sequence[Sequence[float]], draws: Sequence[Draw]) -> list[SampledToken]:
+    """The leader's answer, from rows of :attr:`Drawn.report`.
 
     Raises:
         InternalError: logits are not finite; they must never become a plausible token.
     """
-    broken = [draw.request_id for draw, row in zip(draws, report, strict=True) if not row[0]]
+    broken = [
+        draw.request_id
+        for draw, (_, log_sum, *_) in zip(draws, report, strict=True)
+        if not math.isfinite(log_sum)
+    ]
     if broken:
         raise InternalError(f"logits of requests {broken} are not finite")
     tokens = []
-    for draw, token_id, row in zip(draws, token_ids, report, strict=True):
-        num_tops = (len(row) - 2) // 2
-        tops = list(zip(map(int, row[2 : 2 + num_tops]), row[2 + num_tops :], strict=True))
+    for draw, (token_id, _, logprob, *tops) in zip(draws, report, strict=True):
+        ids, logprobs = tops[: len(tops) // 2], tops[len(tops) // 2 :]
         tokens.append(
             SampledToken(
                 request_id=draw.request_id,
-                token_id=token_id,
-                logprob=row[1],
-                top=tops[: draw.sampling.logprobs or 0],
+                token_id=int(token_id),
+                logprob=logprob,
+                top=list(zip(map(int, ids), logprobs, strict=True))[: draw.sampling.logprobs or 0],
             )
         )
     return tokens

@@ -23,4 +23,4 @@ def drawn(
     num_tops = min(max(d.sampling.logprobs or 0 for d in draws), vocab_size)
     found = draw_tokens(logits, draw_arrays(draws, vocab_size), num_tops, ops or ops_for("cpu"))
     assert torch.equal(logits, before) or logits.isnan().any(), "the raw logits are still needed"
-    return to_tokens(found.token_ids.tolist(), found.report.tolist(), draws)
+    return to_tokens(found.report.tolist(), draws)

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from pdx.runner.page_tables import PageTable, PageTables
+from pdx.runner.page_tables import PageTable, PageTableArray
 
 
-def pages_of(tables: PageTables, table: PageTable) -> list[int]:
+def pages_of(tables: PageTableArray, table: PageTable) -> list[int]:
     pages: list[int] = tables.pages[table.start : table.start + table.num_pages].tolist()
     return pages
 
 
 def test_a_new_page_shifts_nothing() -> None:
-    tables = PageTables()
+    tables = PageTableArray()
     first, second = PageTable(), PageTable()
     tables.append(first, list(range(15)))
     tables.append(second, [40, 41])
@@ -26,7 +26,7 @@ def test_a_new_page_shifts_nothing() -> None:
 
 
 def test_a_table_that_outgrows_its_region_leaves_it_to_the_next() -> None:
-    tables = PageTables()
+    tables = PageTableArray()
     table, other = PageTable(), PageTable()
     tables.append(table, list(range(16)))
     old = table.start
@@ -43,7 +43,7 @@ def test_a_table_that_outgrows_its_region_leaves_it_to_the_next() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_tables_keep_their_own_pages(seed: int) -> None:
     rng = random.Random(seed)
-    tables, live = PageTables(), dict[int, tuple[PageTable, list[int]]]()
+    tables, live = PageTableArray(), dict[int, tuple[PageTable, list[int]]]()
     for idx in range(400):
         if live and rng.random() < 0.2:
             table, _ = live.pop(rng.choice(list(live)))
