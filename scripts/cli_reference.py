@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,11 @@ def _command(name: str, command: Any) -> str:
     own = [p for p in command.params if not _is_setting(p) and p.name not in _EVERYWHERE]
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join([name, *(p.metavar or str(p.name).upper() for p in arguments), "[OPTIONS]"])
-    text = f"### `{usage}`\n\n{inspect.cleandoc(command.help)}\n"
+    prose = [
+        textwrap.fill(paragraph, 100, break_on_hyphens=False)
+        for paragraph in command.help.split("\n\n")
+    ]
+    text = "\n\n".join([f"### `{usage}`", *prose]) + "\n"
     rows = [f"| {_label(p)} | {_default(p)} | {_cell(_text(p.help))} |" for p in own]
     if rows:
         text += "\n| | default | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"

@@ -93,6 +93,9 @@ def with_settings(
                     traceback.print_exc()
                 raise
 
+        # The terminal's width breaks the lines of a paragraph, not the source's.
+        paragraphs = inspect.cleandoc(body.__doc__ or "").split("\n\n")
+        command.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
         parameters = [
             *(p for p in own if not _has_default(p)),
             *(_parameter(each) for each in every if each.positional),
