@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,8 @@ def _recorded() -> dict[str, dict[str, Any]]:
 
 @cache
 def _commit() -> str:
+    if shutil.which("git") is None:
+        return ""
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip()
