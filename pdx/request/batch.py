@@ -105,7 +105,7 @@ class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
-    """The result of a pass, in the order of the batch's sampling steps."""
+    """The result of a pass, in the order of its rows: requests that decode, then chunks."""
 
     pass_idx: int
     #: Of a step whose draft was right there are two.

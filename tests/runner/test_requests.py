@@ -159,6 +159,44 @@ def test_output_is_not_scored(table: RequestTable) -> None:
     assert inputs.score_spans == ()
 
 
+def test_requests_that_decode_come_before_chunks() -> None:
+    """A step with a draft has two rows, and may stand behind a chunk in the primary's batch."""
+    table = RequestTable(page_size=PAGE, num_pages=10, vocab_size=100, decode_rows=2)
+    starts = [start(1, [10, 11, 12]), start(2, list(range(20, 30)), sampling=None)]
+    table.begin_pass(batch(1, step(1, 2, [3]), starts=starts))
+    table.set_draft(1, 42)
+    inputs = table.begin_pass(
+        batch(2, step(2, 3, [5]), step(1, 1, [7], sample=True, may_draft=True))
+    )
+    assert inputs.batch.token_ids.tolist() == [12, 42, 20, 21, 22]
+    assert [group.rows for group in inputs.batch.groups] == [slice(0, 2), slice(2, 5)]
+    assert [draw.row for draw in inputs.draws] == [0, 1]
+    assert [(each.request_id, each.row) for each in inputs.steps] == [(1, 0), (2, 2)]
+
+
+def test_pages_of_a_request_stay_where_they_are_while_others_come_and_go() -> None:
+    table = RequestTable(page_size=PAGE, num_pages=100, vocab_size=100)
+    starts = [start(1, list(range(80))), start(2, [1] * 80)]
+    table.begin_pass(batch(1, step(1, 3, [3]), step(2, 3, [50]), starts=starts))
+    new = [start(3, [7] * 80)]
+    for pass_idx in range(2, 22):
+        steps = [step(1, 4, [2 + pass_idx])] if pass_idx < 19 else []
+        inputs = table.begin_pass(
+            batch(
+                pass_idx,
+                step(3, 1, [60 + pass_idx]),
+                *steps,
+                starts=new if pass_idx % 2 == 0 else [],
+                removes=[3] if pass_idx > 2 and pass_idx % 2 == 0 else [],
+            )
+        )
+        pages = [p.tolist() for group in inputs.batch.groups for *_, p in group.each(PAGE)]
+        assert pages[0] == [60 + pass_idx // 2 * 2]
+        if steps:
+            assert pages[1] == list(range(3, 3 + len(pages[1])))
+            assert len(pages[1]) == pass_idx
+
+
 def test_sampling_row_is_the_last_of_its_step(table: RequestTable) -> None:
     inputs = table.begin_pass(
         batch(
