@@ -9,8 +9,6 @@ A row is read some 30 times where both filters are on, from the L2 cache; 3 time
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -18,38 +16,34 @@ from torch import Tensor
 
 from pdx.kernels.philox import token_uniform
 
-__all__ = ["SamplingTensors", "sample"]
+__all__ = ["sample"]
 
 _BLOCK = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingTensors:
-    """How rows are sampled, on the device: [N] each. A captured graph reads them anew."""
-
-    #: float64; 0 is greedy.
-    temperature: Tensor
-    #: int32; 0 keeps all.
-    top_k: Tensor
-    #: float64; 1 keeps all.
-    top_p: Tensor
-    #: float64; 0 keeps all.
-    min_p: Tensor
-    #: int64 whose bits are those of the unsigned seed.
-    seed: Tensor
-    #: int64: which output token of its request a row gives.
-    output_idx: Tensor
-
-
-def sample(logits: Tensor, sampling: SamplingTensors, num_ids: int | None = None) -> Tensor:
-    """logits float32 [N, V] -> int64 [N]: token ids.
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    output_idx: Tensor,
+    num_ids: int | None = None,
+) -> Tensor:
+    """logits float32 [N, V] and [N] each -> int64 [N]: token ids. A captured graph reads all anew.
 
     A row that has a NaN or +inf, or nothing but -inf, gives -1: no token may look as if it were
     one.
 
     Args:
         logits: after the requests' rules; rows of any distance, elements side by side.
-        sampling: of the rows.
+        temperature: float64; 0 is greedy.
+        top_k: int32; 0 keeps all.
+        top_p: float64; 1 keeps all.
+        min_p: float64; 0 keeps all.
+        seed: int64 whose bits are those of the unsigned seed.
+        output_idx: int64: which output token of its request a row gives.
         num_ids: ids that the tokenizer has, where V is padded; the others are never drawn.
     """
     num_rows, width = logits.shape
@@ -59,12 +53,12 @@ def sample(logits: Tensor, sampling: SamplingTensors, num_ids: int | None = None
     if num_rows:
         _kernel[(num_rows,)](
             logits,
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.seed,
-            sampling.output_idx,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            output_idx,
             tokens,
             num_ids,
             logits.stride(0),

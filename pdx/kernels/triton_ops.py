@@ -24,8 +24,7 @@ from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.rope_kv_append import rope
 from pdx.kernels.rope_kv_append import rope_kv_append as append
 from pdx.kernels.routing import grouped_routing, softmax_routing
-from pdx.kernels.sampling import SamplingTensors
-from pdx.kernels.sampling import sample as sample_rows
+from pdx.kernels.sampling import sample
 from pdx.kernels.silu_mul import silu_mul
 
 __all__ = [
@@ -155,24 +154,3 @@ def mla_attention(
     """See ``kernels/reference/mla_attention``."""
     decode = mla_decode_float8 if kv.dtype == torch.uint8 else mla_decode
     return decode(q, kv, group, scale, latent_dim)
-
-
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    output_idx: Tensor,
-) -> Tensor:
-    """See ``kernels/reference/sampling``."""
-    sampling = SamplingTensors(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        output_idx=output_idx,
-    )
-    return sample_rows(logits, sampling)

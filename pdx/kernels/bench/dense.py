@@ -14,7 +14,7 @@ from pdx.kernels.kv_view import FLOAT8
 from pdx.kernels.linear import linear, linear_float8, split_counters
 from pdx.kernels.quantize_rows import quantize_rows
 from pdx.kernels.rms_norm import add_rms_norm
-from pdx.kernels.sampling import SamplingTensors, sample
+from pdx.kernels.sampling import sample
 
 __all__ = ["dense_cases"]
 
@@ -136,20 +136,14 @@ def _samples(rows: int, width: int, device: torch.device) -> Iterator[Case]:
     wide = torch.ones(rows, dtype=torch.float64, device=device)
     whole = torch.zeros(rows, dtype=torch.int64, device=device)
     for name, top_p in (("sample", 1.0), ("sample top-p", 0.95)):
-        sampling = SamplingTensors(
-            temperature=wide,
-            top_k=whole.int(),
-            top_p=wide * top_p,
-            min_p=wide * 0,
-            seed=whole,
-            output_idx=whole,
-        )
+        # Temperature, top-k, top-p, min-p, seed, index of the output token.
+        sampling = (wide, whole.int(), wide * top_p, wide * 0, whole, whole)
         yield Case(
             op=name,
             shape=f"{rows} x {width}",
             num_bytes=4 * rows * width,
             flops=0,
-            ours=partial(sample, logits, sampling),
+            ours=partial(sample, logits, *sampling),
             others={"torch": lambda: lambda: _multinomial(logits)},
         )
 

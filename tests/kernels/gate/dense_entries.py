@@ -13,7 +13,7 @@ from pdx.kernels.logit_rules import apply_rules
 from pdx.kernels.quantize_rows import quantize_rows
 from pdx.kernels.rms_norm import add_rms_norm, rms_norm
 from pdx.kernels.routing import grouped_routing, softmax_routing
-from pdx.kernels.sampling import SamplingTensors, sample
+from pdx.kernels.sampling import sample
 from pdx.kernels.silu_mul import silu_mul
 from pdx.kernels.verify_drafts import verify_drafts
 from tests.kernels.gate.entry import ARCHS, BF16, STREAM, Entry, meta
@@ -100,15 +100,15 @@ def _quantize_rows() -> object:
 
 def _sample() -> object:
     wide, whole = meta(64, dtype=torch.float64), meta(64, dtype=torch.int64)
-    sampling = SamplingTensors(
-        temperature=wide,
-        top_k=meta(64, dtype=torch.int32),
-        top_p=wide,
-        min_p=wide,
-        seed=whole,
-        output_idx=whole,
-    )
-    return sample(meta(64, 151936, dtype=F32), sampling, num_ids=151669)
+    sampling = {
+        "temperature": wide,
+        "top_k": meta(64, dtype=torch.int32),
+        "top_p": wide,
+        "min_p": wide,
+        "seed": whole,
+        "output_idx": whole,
+    }
+    return sample(meta(64, 151936, dtype=F32), **sampling, num_ids=151669)
 
 
 def _apply_rules() -> object:

@@ -23,7 +23,7 @@ from pdx.kernels.ops import _triton_ops
 from pdx.kernels.paged_decode import paged_decode
 from pdx.kernels.progress_word import publish
 from pdx.kernels.rope_kv_append import rope_kv_append
-from pdx.kernels.sampling import SamplingTensors, sample
+from pdx.kernels.sampling import sample
 from pdx.kernels.staging import Staging
 from tests.kernels.triton.cases import DEVICE
 
@@ -95,14 +95,14 @@ class Layer:
         wide, whole = (
             torch.zeros(MAX_BATCH, dtype=t, device=DEVICE) for t in (torch.float64, torch.int64)
         )
-        self.greedy = SamplingTensors(
-            temperature=wide,
-            top_k=whole.int(),
-            top_p=wide + 1,
-            min_p=wide,
-            seed=whole,
-            output_idx=whole,
-        )
+        self.greedy = {
+            "temperature": wide,
+            "top_k": whole.int(),
+            "top_p": wide + 1,
+            "min_p": wide,
+            "seed": whole,
+            "output_idx": whole,
+        }
 
     def appended(self, batch: ForwardBatch) -> Tensor:
         x = torch.nn.functional.embedding(batch.token_ids, self.table)
@@ -119,13 +119,13 @@ class Layer:
         out = torch.zeros_like(q)
         paged_decode(q, self.kv, batch.decodes, 0.3, out=out)
         logits = linear(out.flatten(1), self.table, counters=self.counters)
-        return sample(logits, self.greedy)
+        return sample(logits, **self.greedy)
 
     def fresh(self, rows: list[Row]) -> list[int]:
         """The same without a graph and without padding, from tables made for these rows."""
         batch, _ = paged(rows).on(Staging(DEVICE))
         out = paged_decode(self.appended(batch), self.kv, batch.decodes, 0.3)
-        return sample(linear(out.flatten(1), self.table), self.greedy).tolist()
+        return sample(linear(out.flatten(1), self.table), **self.greedy).tolist()
 
 
 def test_replays_give_what_steps_without_graphs_give() -> None:

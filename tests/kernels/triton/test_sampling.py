@@ -13,7 +13,7 @@ from pdx.kernels.cpu.sampling import sample_row as cpu_sample_row
 from pdx.kernels.philox import token_uniform
 from pdx.kernels.reference.philox import token_uniform as uniform_reference
 from pdx.kernels.reference.sampling import sample_row
-from pdx.kernels.sampling import SamplingTensors, sample
+from pdx.kernels.sampling import sample
 from pdx.request.request import SamplingParams
 from tests.kernels.triton.cases import DEVICE
 
@@ -29,7 +29,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tensors(
     rows: list[dict[str, float]], seeds: list[int] | None = None, first_idx: int = 0
-) -> SamplingTensors:
+) -> dict[str, Tensor]:
     """Of rows whose fields may be left out; row n draws for output token ``first_idx`` + n."""
 
     def column(name: str, default: float, dtype: torch.dtype) -> Tensor:
@@ -38,14 +38,14 @@ def tensors(
 
     seeds = seeds or [7] * len(rows)
     signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
-    return SamplingTensors(
-        temperature=column("temperature", 1.0, torch.float64),
-        top_k=column("top_k", 0, torch.int32),
-        top_p=column("top_p", 1.0, torch.float64),
-        min_p=column("min_p", 0.0, torch.float64),
-        seed=torch.tensor(signed, device=DEVICE),
-        output_idx=torch.arange(first_idx, first_idx + len(rows), device=DEVICE),
-    )
+    return {
+        "temperature": column("temperature", 1.0, torch.float64),
+        "top_k": column("top_k", 0, torch.int32),
+        "top_p": column("top_p", 1.0, torch.float64),
+        "min_p": column("min_p", 0.0, torch.float64),
+        "seed": torch.tensor(signed, device=DEVICE),
+        "output_idx": torch.arange(first_idx, first_idx + len(rows), device=DEVICE),
+    }
 
 
 def expected(logits: Tensor, rows: list[dict[str, float]], first_idx: int = 0) -> list[int]:
@@ -64,7 +64,7 @@ def check(logits: Tensor, fields: dict[str, float], num_draws: int = 4) -> list[
     """Draws of one row of logits."""
     rows = [fields] * num_draws
     many = logits.expand(num_draws, -1).contiguous()
-    tokens = sample(many.to(DEVICE), tensors(rows)).tolist()
+    tokens = sample(many.to(DEVICE), **tensors(rows)).tolist()
     assert tokens == expected(many, rows)
     return tokens
 
@@ -121,7 +121,7 @@ def test_of_equal_logits_lower_ids_stay(fields: dict[str, float]) -> None:
 def test_rows_have_settings_of_their_own() -> None:
     rows = [{"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}, {}]
     logits = torch.randn(5, 100)
-    assert sample(logits.to(DEVICE), tensors(rows, first_idx=9)).tolist() == expected(
+    assert sample(logits.to(DEVICE), **tensors(rows, first_idx=9)).tolist() == expected(
         logits, rows, 9
     )
 
@@ -129,14 +129,14 @@ def test_rows_have_settings_of_their_own() -> None:
 def test_greedy_takes_the_first_of_equal_maxima() -> None:
     logits = torch.zeros(2, 200)
     logits[1, [70, 150]] = 1.0
-    assert sample(logits.to(DEVICE), tensors([{"temperature": 0.0}] * 2)).tolist() == [0, 70]
+    assert sample(logits.to(DEVICE), **tensors([{"temperature": 0.0}] * 2)).tolist() == [0, 70]
 
 
 def test_ids_past_the_tokenizers_are_never_drawn() -> None:
     logits = torch.randn(6, 160)
     logits[:, 130:] = 50.0
     rows = [{"temperature": float(n % 2), "top_k": 40} for n in range(6)]
-    tokens = sample(logits.to(DEVICE), tensors(rows), num_ids=130).tolist()
+    tokens = sample(logits.to(DEVICE), **tensors(rows), num_ids=130).tolist()
     assert tokens == expected(logits[:, :130], rows)
 
 
@@ -144,7 +144,7 @@ def test_what_is_held_back_is_never_drawn() -> None:
     logits = torch.full((8, 70), -INF)
     logits[:, [3, 68]] = 1.0
     rows = [{"top_p": 0.99, "top_k": 30}] * 8
-    tokens = sample(logits.to(DEVICE), tensors(rows)).tolist()
+    tokens = sample(logits.to(DEVICE), **tensors(rows)).tolist()
     assert set(tokens) == {3, 68}
     assert tokens == expected(logits, rows)
 
@@ -157,19 +157,19 @@ def test_broken_rows_have_no_token(temperature: float) -> None:
     logits[1, 99] = NAN
     logits[2, 5] = INF
     logits[3] = -INF
-    tokens = sample(logits.to(DEVICE), tensors([{"temperature": temperature}] * 5)).tolist()
+    tokens = sample(logits.to(DEVICE), **tensors([{"temperature": temperature}] * 5)).tolist()
     assert tokens[:4] == [-1] * 4
     assert tokens[4] >= 0
 
 
 def test_no_rows() -> None:
-    assert sample(torch.empty(0, 10, device=DEVICE), tensors([])).shape == (0,)
+    assert sample(torch.empty(0, 10, device=DEVICE), **tensors([])).shape == (0,)
 
 
 def test_draws_follow_the_probabilities() -> None:
     """Of 200 draws a token's share is within four standard deviations."""
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
     rows = [{}] * 200
-    tokens = sample(probs.log().expand(200, -1).contiguous().to(DEVICE), tensors(rows))
+    tokens = sample(probs.log().expand(200, -1).contiguous().to(DEVICE), **tensors(rows))
     shares = torch.bincount(tokens.cpu(), minlength=4) / 200
     assert bool(((shares - probs).abs() < 4 * (probs * (1 - probs) / 200).sqrt()).all())

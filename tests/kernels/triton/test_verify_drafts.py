@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pdx.kernels.reference.verify_drafts import count_standing
-from pdx.kernels.sampling import SamplingTensors, sample
+from pdx.kernels.sampling import sample
 from pdx.kernels.verify_drafts import verify_drafts
 from tests.kernels.triton.cases import DEVICE
 
@@ -57,15 +57,15 @@ def test_padding_of_a_graph_has_no_tokens() -> None:
 def draw(logits: Tensor, first_idx: int) -> list[int]:
     count = len(logits)
     wide = torch.ones(count, dtype=torch.float64, device=DEVICE)
-    sampling = SamplingTensors(
-        temperature=wide * 0.8,
-        top_k=torch.zeros(count, dtype=torch.int32, device=DEVICE),
-        top_p=wide,
-        min_p=wide * 0,
-        seed=torch.full((count,), 11, device=DEVICE),
-        output_idx=torch.arange(first_idx, first_idx + count, device=DEVICE),
-    )
-    return sample(logits.to(DEVICE), sampling).tolist()
+    sampling = {
+        "temperature": wide * 0.8,
+        "top_k": torch.zeros(count, dtype=torch.int32, device=DEVICE),
+        "top_p": wide,
+        "min_p": wide * 0,
+        "seed": torch.full((count,), 11, device=DEVICE),
+        "output_idx": torch.arange(first_idx, first_idx + count, device=DEVICE),
+    }
+    return sample(logits.to(DEVICE), **sampling).tolist()
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3])
