@@ -138,14 +138,11 @@ async def _generate(job: _Job, config: EngineConfig) -> None:
 async def _run(job: _Job, folder: Path, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
     import secrets
 
-    from pdx.engine.colocated import ColocatedEngine
+    from pdx.engine.colocated_node import ColocatedNode
+    from pdx.engine.local_frontend import LocalFrontend
     from pdx.request.request import SamplingParams
 
     prompt_ids = _prompt_ids(job, folder, tokenizer)
-    vocab_size = loaded.model.vocab_size
-    wrong = [token_id for token_id in prompt_ids if not 0 <= token_id < vocab_size]
-    if wrong:
-        raise ConfigError(f"token id {wrong[0]} is outside the vocabulary of {vocab_size}")
     room = loaded.context_len - len(prompt_ids)
     eos = loaded.model.eos_token_ids
     sampling = SamplingParams(
@@ -159,8 +156,10 @@ async def _run(job: _Job, folder: Path, loaded: LoadedModel, tokenizer: Tokenize
     output_ids: list[int] = []
     text = ""
     reason = None
-    async with ColocatedEngine(loaded) as engine:
-        async for update in engine.generate(prompt_ids, sampling):
+    frontend = LocalFrontend()
+    node = ColocatedNode(loaded, model_name=folder.name, frontend=frontend)
+    async with frontend.serving(node):
+        async for update in frontend.generate(prompt_ids, sampling):
             output_ids += update.token_ids
             reason = update.finish_reason
             shown = [i for i in update.token_ids if i not in sampling.stop_token_ids]
@@ -177,8 +176,8 @@ async def _run(job: _Job, folder: Path, loaded: LoadedModel, tokenizer: Tokenize
             "finish_reason": reason,
         }
         if job.draft:
-            result["num_drafts"] = engine.scheduler.num_drafts
-            result["num_right_drafts"] = engine.scheduler.num_right_drafts
+            result["num_drafts"] = node.scheduler.num_drafts
+            result["num_right_drafts"] = node.scheduler.num_right_drafts
         sys.stdout.write(json.dumps(result))
     sys.stdout.write("\n")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pdx.config.node import ServerConfig
 from pdx.engine.decode_request import DecodeRequest
-from pdx.engine.frontend_bridge import FrontendBridge
+from pdx.engine.frontend_bridge import Frontend, FrontendBridge
 from pdx.engine.loading import LoadedModel
 from pdx.engine.step_loop import StepLoop
 from pdx.engine.tasks import fail_with_ranks, run_until_one_ends
@@ -22,10 +22,19 @@ __all__ = ["ColocatedNode"]
 
 
 class ColocatedNode:
-    """The loaded model stays the caller's, who closes it after :meth:`stop`."""
+    """The loaded model stays the caller's, who closes it after :meth:`stop`.
+
+    Args:
+        frontend: where requests come from; None: a process that serves HTTP.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, *, model_name: str, trace: TraceWriter | None = None
+        self,
+        loaded: LoadedModel,
+        *,
+        model_name: str,
+        trace: TraceWriter | None = None,
+        frontend: Frontend | None = None,
     ) -> None:
         self._loaded = loaded
         self._model_name = model_name
@@ -33,7 +42,7 @@ class ColocatedNode:
         self._loop = StepLoop(
             self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s, trace=trace
         )
-        self._bridge = FrontendBridge(loaded, self.scheduler, self, trace)
+        self._bridge = FrontendBridge(loaded, self.scheduler, self, trace, frontend)
         #: The pass that runs.
         self._scheduled: ScheduledPass | None = None
         self._pass_start_s = 0.0

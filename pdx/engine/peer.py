@@ -219,7 +219,9 @@ class PeerConnector:
         waits = backoffs()
         while True:
             if self._serving is not None:
-                await self._serving
+                # Not `await`: who cancels this task has the link served on, until stop() ends it.
+                await asyncio.wait([self._serving])
+                self._serving.result()
                 assert self.link is not None
                 self._count_fault(self.link)
                 logger.warning("%s", self.status)

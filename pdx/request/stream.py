@@ -13,6 +13,7 @@ import enum
 
 import msgspec
 
+from pdx.errors import RequestError
 from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
@@ -154,6 +155,12 @@ class StreamFailed(msgspec.Struct, frozen=True, kw_only=True, tag="stream_failed
     http_status: int
     kind: str
     message: str
+
+    def as_error(self) -> RequestError:
+        """The error that the stream ended with."""
+        error = RequestError(self.message)
+        error.http_status, error.kind = self.http_status, self.kind
+        return error
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, tag="status"):

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pdx.errors import CapacityError, ProtocolError, RequestError, WorkerError
+from pdx.errors import CapacityError, ProtocolError, WorkerError
 from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.transfers import Transfers
 from pdx.request.frames import MAX_LOCAL_FRAME_BYTES, encode_frame, read_frame
@@ -270,7 +270,7 @@ class EngineChannel:
                 self._completing.pop(message.stream_id, None)
                 group = self._groups.pop(message.stream_id, None)
                 if group is not None:
-                    group.put(message.stream_id, _as_error(message))
+                    group.put(message.stream_id, message.as_error())
             case NodeStatus():
                 self._status = message
             case TransfersTold(query_id=query_id, transfers=transfers):
@@ -292,10 +292,3 @@ class EngineChannel:
         # None: aborted by us, and this update was under way already.
         if group is not None:
             group.put(update.stream_id, update)
-
-
-def _as_error(failed: StreamFailed) -> RequestError:
-    error = RequestError(failed.message)
-    error.http_status = failed.http_status
-    error.kind = failed.kind
-    return error

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pdx import LLM, SamplingParams
 from pdx.config.engine import EngineConfig
 from pdx.engine import loading
-from pdx.engine.colocated import ColocatedEngine
 from pdx.engine.loading import load_model
 from pdx.errors import ConfigError
-from pdx.request.request import SamplingParams
 
 
 async def test_memory_that_holds_no_page_is_refused_before_a_rank_starts(
@@ -31,7 +30,7 @@ async def test_memory_that_holds_no_page_is_refused_before_a_rank_starts(
         await load_model(tiny_llama, enough, lambda message: None)
 
 
-async def test_a_stored_head_is_split_over_ranks_and_told(
+def test_a_stored_head_is_split_over_ranks_and_told(
     tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its config ties the head to the embedding: the text is that of the head, on two ranks too."""
@@ -41,14 +40,9 @@ async def test_a_stored_head_is_split_over_ranks_and_told(
     (tied / "config.json").write_text(json.dumps({**fields, "tie_word_embeddings": True}))
     found = []
     for folder, tp_size in ((tiny_llama, 1), (tied, 2)):
-        config = EngineConfig(dtype="float32", tp_size=tp_size, num_pages=8)
-        loaded = await load_model(folder, config, lambda message: None)
-        try:
-            async with ColocatedEngine(loaded) as engine:
-                sampling = SamplingParams(max_tokens=12, temperature=0.0)
-                updates = [update async for update in engine.generate([5, 6, 7], sampling)]
-        finally:
-            await loaded.close()
-        found.append([token for update in updates for token in update.token_ids])
+        with LLM(folder, dtype="float32", tp_size=tp_size, num_pages=8) as llm:
+            sampling = SamplingParams(max_tokens=12, temperature=0.0)
+            [output] = llm.generate([[5, 6, 7]], sampling, ignore_eos=True)
+        found.append(output.token_ids)
     assert found[0] == found[1]
     assert "the stored head is used" in caplog.text

@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 from pdx.config.engine import EngineConfig
-from pdx.engine.colocated import ColocatedEngine
+from pdx.engine.colocated_node import ColocatedNode
 from pdx.engine.loading import load_model
+from pdx.engine.local_frontend import LocalFrontend
 from pdx.request.batch import ScoredToken
 from pdx.request.request import SamplingParams
 from pdx.scheduler.passes import ScheduledPass
@@ -29,17 +30,16 @@ class Output:
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[ScoredToken] = []
-        self.prompt_scores: dict[int, ScoredToken] = {}
+        #: From position 1 on.
+        self.prompt_scores: list[ScoredToken] = []
 
 
-async def collect(engine: ColocatedEngine, prompt: list[int], sampling: SamplingParams) -> Output:
+async def collect(frontend: LocalFrontend, prompt: list[int], sampling: SamplingParams) -> Output:
     output = Output()
-    async for update in engine.generate(prompt, sampling):
+    async for update in frontend.generate(prompt, sampling):
         output.token_ids += update.token_ids
         output.logprobs += update.logprobs
-        if update.prompt_scores is not None:
-            first = update.prompt_scores.first_position
-            output.prompt_scores |= dict(enumerate(update.prompt_scores.tokens, start=first))
+        output.prompt_scores += update.prompt_logprobs
     return output
 
 
@@ -59,24 +59,25 @@ async def test_preempted_requests_draw_what_they_would_have_drawn(
     works = list(zip(prompts, PARAMS, strict=True))
     loaded = await load_model(tiny_llama, config, lambda message: None)
     try:
-        async with ColocatedEngine(loaded) as engine:
-            alone = [await collect(engine, *work) for work in works]
-            resumed = count_resumed(engine)
-            together = await asyncio.gather(*(collect(engine, *work) for work in works))
+        frontend = LocalFrontend()
+        node = ColocatedNode(loaded, model_name="tiny", frontend=frontend)
+        async with frontend.serving(node):
+            alone = [await collect(frontend, *work) for work in works]
+            resumed = count_resumed(node)
+            together = await asyncio.gather(*(collect(frontend, *work) for work in works))
     finally:
         await loaded.close()
     assert len(resumed) >= 3, "the pool is too large for this test"
     for one, other in zip(alone, together, strict=True):
         assert one.token_ids == other.token_ids
         assert [s.token_id for s in other.logprobs] == [s.token_id for s in one.logprobs]
-    assert sorted(together[3].prompt_scores) == list(range(1, len(prompts[3])))
-    assert [s.token_id for s in together[3].prompt_scores.values()] == prompts[3][1:]
+    assert [s.token_id for s in together[3].prompt_scores] == prompts[3][1:]
 
 
-def count_resumed(engine: ColocatedEngine) -> Counter[int]:
+def count_resumed(node: ColocatedNode) -> Counter[int]:
     """How often each request comes back with output, counted from now on."""
     counter: Counter[int] = Counter()
-    schedule = engine.scheduler.schedule
+    schedule = node.scheduler.schedule
 
     def counting() -> ScheduledPass | None:
         scheduled = schedule()
@@ -85,5 +86,5 @@ def count_resumed(engine: ColocatedEngine) -> Counter[int]:
             counter.update(start.request_id for start in starts if start.first_output_idx > 0)
         return scheduled
 
-    engine.scheduler.schedule = counting  # type: ignore[method-assign]
+    node.scheduler.schedule = counting  # type: ignore[method-assign]
     return counter

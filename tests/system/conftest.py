@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from pdx.config.engine import EngineConfig
-from pdx.engine.colocated import ColocatedEngine
-from pdx.engine.loading import load_model
+from pdx import LLM, SamplingParams
 from pdx.fabric import open_fabric
-from pdx.request.request import SamplingParams
 from tests.system.cluster import Cluster
 from tests.system.nodes import Decoder, Prefiller, decoder, prefiller
 
@@ -97,10 +91,8 @@ def any_prefiller(
 @pytest.fixture(scope="session")
 def colocated(tiny_llama: Path) -> Iterator[Generate]:
     """Token ids of the colocated engine with the same chunks and pages, EOS ignored."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    config = EngineConfig(
+    with LLM(
+        tiny_llama,
         dtype="float32",
         page_size=16,
         chunk_len=64,
@@ -108,33 +100,11 @@ def colocated(tiny_llama: Path) -> Iterator[Generate]:
         num_threads=1,
         poison=True,
         prefix_cache=False,
-    )
-    done, ready = asyncio.Event(), Future[ColocatedEngine]()
+    ) as llm:
 
-    async def serve() -> None:
-        loaded = await load_model(tiny_llama, config, lambda message: None)
-        try:
-            async with ColocatedEngine(loaded) as engine:
-                ready.set_result(engine)
-                await done.wait()
-        finally:
-            await loaded.close()
+        def generate(prompt: list[int], num_tokens: int, **sampling: Any) -> list[int]:
+            fields = {"temperature": 0.0, **sampling, "max_tokens": num_tokens}
+            [output] = llm.generate([prompt], SamplingParams(**fields), ignore_eos=True)
+            return output.token_ids
 
-    async def generate(prompt: list[int], fields: dict[str, Any]) -> list[int]:
-        sampling = SamplingParams(**({"temperature": 0.0} | fields))
-        updates = ready.result().generate(prompt, sampling)
-        return [token async for update in updates for token in update.token_ids]
-
-    serving = asyncio.run_coroutine_threadsafe(serve(), loop)
-    ready.result(timeout=60)
-
-    def generate_now(prompt: list[int], num_tokens: int, **sampling: Any) -> list[int]:
-        work = generate(prompt, sampling | {"max_tokens": num_tokens})
-        return asyncio.run_coroutine_threadsafe(work, loop).result(timeout=60)
-
-    yield generate_now
-    loop.call_soon_threadsafe(done.set)
-    serving.result(timeout=10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(timeout=5)
-    loop.close()
+        yield generate
