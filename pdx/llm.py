@@ -23,8 +23,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from pdx.checkpoint.model_source import resolve_model
 from pdx.config.engine import EngineConfig
-from pdx.config.model_source import resolve_model
 from pdx.engine.colocated_node import ColocatedNode
 from pdx.engine.decode_node import DecodeNode
 from pdx.engine.loading import load_model

@@ -31,12 +31,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.rows import ROOT, append_row
-from pdx.config.heap import keep_freed_memory
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.ops import ops_for
 from pdx.kv.geometry import kv_layout
 from pdx.models.registry import build_model
 from pdx.models.sharding import LoneRank
+from pdx.process.heap import keep_freed_memory
 from pdx.request.batch import Batch, RequestStart, RequestStep
 from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams

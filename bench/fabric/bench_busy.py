@@ -23,8 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.rows import append_row
 from pdx.fabric import FabricOptions, Provider
-from pdx.fabric.bench.echo import answer_pages, time_round_trips
-from pdx.fabric.bench.endpoint import Endpoint
+from pdx.lab.transfers.echo import answer_pages, time_round_trips
+from pdx.lab.transfers.endpoint import Endpoint
 
 POOL_BYTES = 1 << 20
 NUM_COMPUTING = 2

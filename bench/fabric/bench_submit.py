@@ -16,11 +16,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.rows import append_row
 from pdx.fabric import PageBatch, Provider, TransferDone
-from pdx.fabric.bench.channel import Begin, Channel, Counted, End, Hello, Ready, Verified
-from pdx.fabric.bench.endpoint import Endpoint
-from pdx.fabric.bench.pattern import Cell, fill, order_of
-from pdx.fabric.bench.receiver import SLOT
-from pdx.fabric.bench.systems import end_process, local_receiver
+from pdx.lab.transfers.channel import Begin, Channel, Counted, End, Hello, Ready, Verified
+from pdx.lab.transfers.endpoint import Endpoint
+from pdx.lab.transfers.pattern import Cell, fill, order_of
+from pdx.lab.transfers.receiver import SLOT
+from pdx.lab.transfers.systems import end_process, local_receiver
 
 POOL_BYTES = 64 << 20
 PAGE_BYTES = 4096

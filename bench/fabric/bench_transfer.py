@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.rows import append_row
 from pdx.errors import PdxError
 from pdx.fabric import Provider
-from pdx.fabric.bench.children import open_systems
-from pdx.fabric.bench.figures import Figure, Interval
-from pdx.fabric.bench.pattern import shared_memory
-from pdx.fabric.bench.run import Plan, run_rounds
-from pdx.fabric.bench.systems import PdxPair, System, local_receiver
+from pdx.lab.transfers.children import open_systems
+from pdx.lab.transfers.figures import Figure, Interval
+from pdx.lab.transfers.pattern import shared_memory
+from pdx.lab.transfers.run import Plan, run_rounds
+from pdx.lab.transfers.systems import PdxPair, System, local_receiver
 
 SIZES = tuple(1 << shift for shift in (12, 14, 16, 18, 20, 22))
 TOY_SIZES = (4096, 65536)

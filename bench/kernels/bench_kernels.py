@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="ops whose names begin so")
     parser.add_argument("--toy", action="store_true", help="small shapes, no row")
     asked = parser.parse_args()
-    command = [sys.executable, "-m", "pdx.kernels.bench", "--only", asked.only]
+    command = [sys.executable, "-m", "pdx.lab.kernels", "--only", asked.only]
     command += ["--toy"] * asked.toy
     about: dict[str, Any] = {}
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

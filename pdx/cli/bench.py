@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pdx.cli import bench_kernels, bench_transfer
-from pdx.cli.api import ApiError, api_base, headers, pick_model
 from pdx.cli.options import HELP_STYLE, with_settings
 from pdx.cli.plots import check_plot, write_plot
 from pdx.cli.tables import print_tables
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
+from pdx.lab.api import ApiError, api_base, headers, pick_model
 
 if TYPE_CHECKING:
-    from pdx.cli.load.client import Outcome, Target
-    from pdx.cli.load.workload import Workload
+    from pdx.lab.load.client import Outcome, Target
+    from pdx.lab.load.workload import Workload
 
 __all__ = ["app"]
 
@@ -175,7 +175,7 @@ def serve(
     """
     import asyncio
 
-    from pdx.cli.load.workload import Lengths, Workload, read_trace
+    from pdx.lab.load.workload import Lengths, Workload, read_trace
 
     if len(urls) > 2:
         raise ConfigError(f"two servers can be compared, not {len(urls)}")
@@ -197,7 +197,7 @@ def serve(
     figures, times = asyncio.run(_measure(targets, workload, rounds))
     _report(targets, figures, as_json=as_json)
     if plot is not None:
-        from pdx.cli.load.plot import distribution_svg
+        from pdx.lab.load.plot import distribution_svg
 
         write_plot(plot, distribution_svg([each.base for each in targets], times))
     if not any(each["completed"] for pair in figures for each in pair):
@@ -225,7 +225,7 @@ def _targets(
     """The servers, and the shortest context that one of them names."""
     import httpx
 
-    from pdx.cli.load.client import Target
+    from pdx.lab.load.client import Target
 
     targets, limits = [], []
     with httpx.Client(headers=headers(api_key), timeout=10.0) as client:
@@ -249,9 +249,9 @@ async def _measure(
     targets: list[Target], workload: Workload, num_rounds: int
 ) -> tuple[list[list[dict[str, Any]]], list[dict[str, list[float]]]]:
     """Figures by round and server, and each server's times over all rounds."""
-    from pdx.cli.load.client import try_once
-    from pdx.cli.load.report import times_of
-    from pdx.cli.load.workload import Job
+    from pdx.cli.load_report import times_of
+    from pdx.lab.load.client import try_once
+    from pdx.lab.load.workload import Job
 
     first = Job(index=0, arrival_s=None, output_len=2, prompt_ids=[workload.token_ids[0]] * 4)
     for target in targets:
@@ -272,9 +272,9 @@ async def _measure(
 async def _round(
     target: Target, workload: Workload, i: int, on_done: Callable[[Outcome], None]
 ) -> _Round:
-    from pdx.cli.load.client import run_load
-    from pdx.cli.load.report import summary
-    from pdx.cli.load.workload import jobs
+    from pdx.cli.load_report import summary
+    from pdx.lab.load.client import run_load
+    from pdx.lab.load.workload import jobs
 
     outcomes, wall_s = await run_load(
         target,
@@ -287,7 +287,7 @@ async def _round(
 
 
 def _report(targets: list[Target], rounds: list[list[dict[str, Any]]], *, as_json: bool) -> None:
-    from pdx.cli.load.report import ratios, tables
+    from pdx.cli.load_report import ratios, tables
 
     urls = [target.base for target in targets]
     if not as_json:

@@ -1,6 +1,6 @@
 """`pdx bench kernels`: GPU kernels measured beside other libraries; without a GPU, their bounds.
 
-Measuring is a process of its own (`pdx.kernels.bench`), which prints JSON; this one needs no torch.
+Measuring is a process of its own (`pdx.lab.kernels`), which prints JSON; this one needs no torch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def kernels(
 
 def _measured(only: str, *, toy: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What on, and the rows of the cases."""
-    command = [sys.executable, "-m", "pdx.kernels.bench", "--only", only, *(["--toy"] * toy)]
+    command = [sys.executable, "-m", "pdx.lab.kernels", "--only", only, *(["--toy"] * toy)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = list(_told(process.stdout))

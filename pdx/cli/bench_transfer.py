@@ -19,9 +19,9 @@ from pdx.errors import ConfigError, FabricError, PdxError, PeerError
 
 if TYPE_CHECKING:
     from pdx.fabric import Provider
-    from pdx.fabric.bench.pattern import Memory
-    from pdx.fabric.bench.run import Plan
-    from pdx.fabric.bench.systems import PdxPair, System
+    from pdx.lab.transfers.pattern import Memory
+    from pdx.lab.transfers.run import Plan
+    from pdx.lab.transfers.systems import PdxPair, System
 
 __all__ = ["transfer"]
 
@@ -154,8 +154,8 @@ def transfer(
     the receiver has counted them all.
     """
     from pdx.cli.bench_transfer_report import print_json, print_text
-    from pdx.fabric.bench.pattern import shared_memory
-    from pdx.fabric.bench.run import run_rounds
+    from pdx.lab.transfers.pattern import shared_memory
+    from pdx.lab.transfers.run import run_rounds
 
     if listen is not None:
         if peer is not None or compare is not None:
@@ -192,7 +192,7 @@ def transfer(
     latency = {size: _half(sorted(values)) for size, values in trips.items()}
     (print_json if as_json else print_text)(plan, provider, figures, latency)
     if plot is not None:
-        from pdx.fabric.bench.plot import throughput_svg
+        from pdx.lab.transfers.plot import throughput_svg
 
         title = f"Random pages over {provider}, counted by the receiver"
         write_plot(plot, throughput_svg(figures, title))
@@ -214,7 +214,7 @@ def _provider(name: str, peer: str | None) -> Provider:
 def _plan(
     sizes: str, pages: int, layers: int, neighbours: int, pool: str, rounds: int, seconds: float
 ) -> Plan:
-    from pdx.fabric.bench.run import Plan
+    from pdx.lab.transfers.run import Plan
 
     plan = Plan(
         pool_bytes=_bytes("--pool", pool),
@@ -238,7 +238,7 @@ def _plan(
 
 def _check_memory(pool_bytes: int, count: int) -> None:
     """The pools are filled, and what runs out of memory then is the whole host."""
-    from pdx.fabric.bench.pattern import available_bytes
+    from pdx.lab.transfers.pattern import available_bytes
 
     available = available_bytes()
     if available is not None and count * pool_bytes > available:
@@ -266,8 +266,8 @@ def _listen(where: str, bind: Sequence[str]) -> None:
     """Serve one writer after another, until SIGINT."""
     import socket
 
-    from pdx.fabric.bench.channel import peer_name
-    from pdx.fabric.bench.receiver import serve
+    from pdx.lab.transfers.channel import peer_name
+    from pdx.lab.transfers.receiver import serve
 
     host, port = _host_port("--listen", where)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -292,7 +292,7 @@ def _listen(where: str, bind: Sequence[str]) -> None:
 def _to_peer(
     provider: Provider, peer: str, bind: Sequence[str], pool_bytes: int, ahead: int
 ) -> PdxPair:
-    from pdx.fabric.bench.systems import PdxPair, remote_receiver
+    from pdx.lab.transfers.systems import PdxPair, remote_receiver
 
     channel, host = remote_receiver(*_host_port("--peer", peer))
     return PdxPair(
@@ -308,7 +308,7 @@ def _to_peer(
 def _here(
     provider: Provider, bind: Sequence[str], pool_bytes: int, memory: Memory, ahead: int
 ) -> PdxPair:
-    from pdx.fabric.bench.systems import PdxPair, local_receiver
+    from pdx.lab.transfers.systems import PdxPair, local_receiver
 
     channel, receiver = local_receiver(bind, memory.target_fd)
     return PdxPair(
@@ -329,7 +329,7 @@ def _others(
     memory: Memory,
     python: str | None,
 ) -> Iterator[System]:
-    from pdx.fabric.bench.children import open_systems
+    from pdx.lab.transfers.children import open_systems
 
     for name in names:
         yield from open_systems(name, provider, pool_bytes, memory, python)

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pdx.cli.tables import Table, print_tables
-from pdx.fabric.bench.figures import MIN_CONFIDENT
+from pdx.lab.transfers.figures import MIN_CONFIDENT
 
 if TYPE_CHECKING:
-    from pdx.fabric.bench.figures import Figure, Interval
-    from pdx.fabric.bench.run import Plan
+    from pdx.lab.transfers.figures import Figure, Interval
+    from pdx.lab.transfers.run import Plan
 
 __all__ = ["print_json", "print_text"]
 
@@ -48,7 +48,7 @@ def _meaning(rounds: int) -> str:
 
 
 def _rates(plan: Plan, provider: str, figures: Sequence[Figure]) -> Table:
-    from pdx.fabric.bench.plot import size_text
+    from pdx.lab.transfers.plot import size_text
 
     found = {(each.system, each.page_bytes): each for each in figures}
     systems = list(dict.fromkeys(each.system for each in figures))
@@ -89,7 +89,7 @@ def _bounds(interval: Interval | None) -> str:
 
 
 def _pdx_table(figures: Sequence[Figure], latency: Latency) -> Table:
-    from pdx.fabric.bench.plot import size_text
+    from pdx.lab.transfers.plot import size_text
 
     rows = []
     for each in figures:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pdx.cli.api import ApiError, api_base, error_of, events, headers, pick_model
 from pdx.cli.options import with_settings
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
+from pdx.lab.api import ApiError, api_base, error_of, events, headers, pick_model
 
 if TYPE_CHECKING:
     import httpx

@@ -58,6 +58,7 @@ def decode(settings: Settings, check: CheckOption = False) -> None:
 
 
 async def _serve(settings: Settings, drain: DrainRequest) -> None:
+    from pdx.checkpoint.model_source import model_is_folder
     from pdx.cli.loading_view import loading_progress
     from pdx.cli.serving import (
         bind,
@@ -68,15 +69,14 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
         tracing,
         url_of,
     )
-    from pdx.config.model_source import model_is_folder
-    from pdx.config.secret import shared_secret
     from pdx.engine.decode_node import DecodeNode
     from pdx.engine.loading import load_model
     from pdx.engine.node_report import Reporter
     from pdx.engine.peer import describe_with_patience
     from pdx.fabric.start_check import check_fabric
-    from pdx.fabric.worker_core import worker_core
+    from pdx.host.worker_core import worker_core
     from pdx.messenger.control import Address, parse_address
+    from pdx.process.secret import shared_secret
 
     fabric_cpu = worker_core(settings["fabric_core"], device=settings["device"])
     server, patience_s = settings.build(ServerConfig), settings["peer_timeout_s"]
@@ -131,7 +131,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
 
 def _model_folder(asked: str | None, described: str) -> Path:
     """The model's folder here: what the user asked for, else what the prefiller serves."""
-    from pdx.config.model_source import resolve_model
+    from pdx.checkpoint.model_source import resolve_model
 
     if asked is not None:
         return resolve_model(asked)

@@ -21,7 +21,7 @@ from pdx.config.resolve import Settings
 from pdx.errors import ConfigError, PdxError
 
 if TYPE_CHECKING:
-    from pdx.config.model import ModelConfig
+    from pdx.checkpoint.model import ModelConfig
 
 __all__ = ["check_deployment"]
 
@@ -69,10 +69,10 @@ def _reason(error: PdxError) -> str:
 
 
 def _plan(settings: Settings) -> _Deployment:
-    from pdx.config.host_memory import read_memory_facts
-    from pdx.config.memory_room import check_memory
-    from pdx.config.model import ModelConfig
+    from pdx.checkpoint.model import ModelConfig
     from pdx.engine.start_check import plan_node
+    from pdx.host.memory import read_memory_facts
+    from pdx.host.memory_room import check_memory
 
     folder, has_weights = _folder(settings)
     model = ModelConfig.load(folder)
@@ -121,10 +121,10 @@ def _host_checks(settings: Settings, *, has_weights: bool) -> list[Callable[[], 
     Without the weights this is some other host, of which only the fabric is looked at.
     """
     from pdx.cli.serving import bind
-    from pdx.config.secret import require_secret, shared_secret
     from pdx.fabric.start_check import check_fabric
-    from pdx.fabric.worker_core import worker_core
+    from pdx.host.worker_core import worker_core
     from pdx.messenger.control import parse_address
+    from pdx.process.secret import require_secret, shared_secret
 
     def fabric() -> None:
         check_fabric(settings["fabric"], settings["fabric_bind"])
@@ -151,8 +151,8 @@ def _folder(settings: Settings) -> tuple[Path, bool]:
     """Where config.json is: beside the file that names the model, else the model's own folder. And
     whether its weights are there.
     """
-    from pdx.config.model_files import has_weight_files
-    from pdx.config.model_source import resolve_description
+    from pdx.checkpoint.model_files import has_weight_files
+    from pdx.checkpoint.model_source import resolve_description
 
     name: str | None = settings["model"]
     if name is None:

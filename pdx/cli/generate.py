@@ -120,8 +120,8 @@ def generate(
 
 
 async def _generate(job: _Job, config: EngineConfig) -> None:
+    from pdx.checkpoint.model_source import resolve_model
     from pdx.cli.loading_view import loading_progress
-    from pdx.config.model_source import resolve_model
     from pdx.engine.loading import load_model
     from pdx.text.tokenizer import Tokenizer
 

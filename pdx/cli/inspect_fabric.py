@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from pdx.fabric import LibraryInfo
     from pdx.fabric.provider_info import ProviderInfo
-    from pdx.fabric.readiness import Finding
-    from pdx.fabric.topology import Topology
+    from pdx.host.readiness import Finding
+    from pdx.host.topology import Topology
 
 __all__ = ["fabric"]
 
@@ -77,8 +77,8 @@ class _Report:
 def _inspect(peer: str | None) -> _Report:
     from pdx.fabric import library_info
     from pdx.fabric.provider_info import built_in_providers, provider_infos
-    from pdx.fabric.readiness import findings, look
-    from pdx.fabric.topology import read_topology
+    from pdx.host.readiness import findings, look
+    from pdx.host.topology import read_topology
 
     topology = read_topology()
     error: FabricError | None = None
@@ -104,8 +104,8 @@ def _inspect(peer: str | None) -> _Report:
 
 def _choose(peer: str, library: LibraryInfo, topology: Topology) -> _Choice:
     """What `--fabric auto` comes to: shared memory is offered to loopback peers, tcp to all."""
-    from pdx.fabric.route import route_to
-    from pdx.fabric.shared_memory import shm_lack
+    from pdx.host.route import route_to
+    from pdx.host.shared_memory import shm_lack
 
     route = route_to(peer)
     lack = shm_lack(library.providers) if route.is_loopback else None

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pdx.checkpoint.folder import Checkpoint
 from pdx.cli.model_check import check_text
 from pdx.cli.options import with_settings
 from pdx.cli.rank_plan import GPU_SIZES_GIB, RankPlan, plan_ranks, ranks_table, weights_table
 from pdx.cli.tables import Table, print_tables
-from pdx.config.checkpoint import Checkpoint
 from pdx.config.engine import EngineConfig
 from pdx.config.node import ModelChoice
 from pdx.config.resolve import Settings
@@ -27,9 +27,9 @@ from pdx.config.setting import pick
 from pdx.errors import CheckpointError, PdxError
 
 if TYPE_CHECKING:
-    from pdx.config.model import ModelConfig
-    from pdx.config.rope import RopeConfig
-    from pdx.config.weight_headers import StoredTensor
+    from pdx.checkpoint.model import ModelConfig
+    from pdx.checkpoint.rope import RopeConfig
+    from pdx.checkpoint.weight_headers import StoredTensor
 
 __all__ = ["model"]
 
@@ -123,8 +123,8 @@ class _Report:
 
 
 def _inspect(name: str, asked: EngineConfig) -> _Report:
-    from pdx.config.model import ModelConfig
-    from pdx.config.model_source import describe_weights, resolve_description
+    from pdx.checkpoint.model import ModelConfig
+    from pdx.checkpoint.model_source import describe_weights, resolve_description
 
     folder = resolve_description(name)
     tensors: dict[str, StoredTensor] | None = None
@@ -160,7 +160,7 @@ def _inspect(name: str, asked: EngineConfig) -> _Report:
 
 
 def _check_the_rest(folder: Path, config: ModelConfig, asked: EngineConfig) -> None:
-    from pdx.config.token_ids import ids_without_token
+    from pdx.checkpoint.token_ids import ids_without_token
     from pdx.engine.start_check import plan_node
 
     ids_without_token(folder, config.vocab_size)
@@ -170,7 +170,7 @@ def _check_the_rest(folder: Path, config: ModelConfig, asked: EngineConfig) -> N
 
 def _gpu_refusals(config: ModelConfig, asked: EngineConfig) -> tuple[str, ...]:
     """Why the kernels of GPUs cannot run the model, whichever device was asked about."""
-    from pdx.config.kernel_limits import kernel_problems
+    from pdx.checkpoint.kernel_limits import kernel_problems
 
     resolved = dataclasses.replace(
         asked, dtype=config.dtype if asked.dtype == "auto" else asked.dtype
@@ -187,7 +187,7 @@ def _gpu_refusals(config: ModelConfig, asked: EngineConfig) -> tuple[str, ...]:
 
 
 def _refuse_quantized(tensors: dict[str, StoredTensor], config: ModelConfig) -> None:
-    from pdx.config.quantization import SCALE_SUFFIX
+    from pdx.checkpoint.quantization import SCALE_SUFFIX
 
     blocks = config.quantization
     quantized = [
@@ -225,7 +225,7 @@ def _weights(tensors: dict[str, StoredTensor], config: ModelConfig | None) -> _W
 
 def _is_no_parameter(name: str, config: ModelConfig | None) -> bool:
     """Stored copies of what is there already, and scales."""
-    from pdx.config.quantization import SCALE_SUFFIX
+    from pdx.checkpoint.quantization import SCALE_SUFFIX
 
     if name.endswith("rotary_emb.inv_freq"):
         return True
@@ -430,7 +430,7 @@ def _fit_cells(fit: _Fit) -> tuple[str, str, str]:
 
 
 def _rope_kind(rope: RopeConfig) -> str:
-    from pdx.config.rope import DynamicNtkScaling, LinearScaling, Llama3Scaling, YarnScaling
+    from pdx.checkpoint.rope import DynamicNtkScaling, LinearScaling, Llama3Scaling, YarnScaling
 
     match rope.scaling:
         case None:

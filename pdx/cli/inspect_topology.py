@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from pdx.cli.topology_labels import Labels
-    from pdx.fabric.topology import Topology
-    from pdx.fabric.topology.tree import Branch
+    from pdx.host.topology import Topology
+    from pdx.host.topology.tree import Branch
 
 __all__ = ["topology"]
 
@@ -40,7 +40,7 @@ def topology(
     ] = Path("/"),
 ) -> None:
     """Show GPUs, NICs and cores, and which NIC and core serve which GPU, with reasons."""
-    from pdx.fabric.topology import read_topology
+    from pdx.host.topology import read_topology
 
     if svg is not None and svg.suffix.lower() != ".svg":
         raise ConfigError(f"{svg}: the drawing is .svg", hint=f"{svg.with_suffix('.svg')}")
@@ -97,7 +97,7 @@ def _as_json(found: Topology) -> dict[str, Any]:
 
 def _plain_lines(found: Topology) -> list[str]:
     from pdx.cli.topology_labels import Labels
-    from pdx.fabric.topology.tree import machine_tree
+    from pdx.host.topology.tree import machine_tree
 
     labels = Labels(found)
     lines = []
@@ -123,7 +123,7 @@ def _print_rich(found: Topology) -> None:
     from rich.tree import Tree
 
     from pdx.cli.topology_labels import Labels
-    from pdx.fabric.topology.tree import machine_tree
+    from pdx.host.topology.tree import machine_tree
 
     labels, console = Labels(found), Console(highlight=False)
     for branch in machine_tree(found.machine):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdx.cli.api import ApiError, api_base, error_of, headers
 from pdx.cli.options import with_settings
 from pdx.cli.tables import Table, print_tables
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
+from pdx.lab.api import ApiError, api_base, error_of, headers
 
 if TYPE_CHECKING:
     import httpx

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pdx.checkpoint.model import ModelConfig
     from pdx.config.engine import EngineConfig
-    from pdx.config.model import ModelConfig
 
 __all__ = ["check_folder", "check_nodes", "check_text"]
 
@@ -24,8 +24,8 @@ def check_folder(folder: Path, *, serves_text: bool) -> ModelConfig:
     Raises:
         CheckpointError: it would not be loaded.
     """
-    from pdx.config.checkpoint import Checkpoint
-    from pdx.config.token_ids import ids_without_token
+    from pdx.checkpoint.folder import Checkpoint
+    from pdx.checkpoint.token_ids import ids_without_token
 
     model = Checkpoint.read(folder).model
     ids_without_token(folder, model.vocab_size)
@@ -40,9 +40,9 @@ def check_nodes(folder: Path, config: EngineConfig, num_nodes: int) -> None:
     Raises:
         PdxError: they would not; most often they take more memory than there is.
     """
-    from pdx.config.host_memory import read_memory_facts
-    from pdx.config.memory_room import check_memory
     from pdx.engine.start_check import plan_node
+    from pdx.host.memory import read_memory_facts
+    from pdx.host.memory_room import check_memory
 
     plan = plan_node(check_folder(folder, serves_text=True), config)
     if (need := plan.host_memory(num_nodes)) is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pdx.config.logs import JsonFormatter, set_up
+from pdx.process.logs import JsonFormatter, set_up
 
 if TYPE_CHECKING:
     from pdx.config.node import OutputConfig

@@ -62,16 +62,16 @@ def _say_ready(addresses: list[Address], settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, drain: DrainRequest) -> None:
+    from pdx.checkpoint.model_source import model_is_folder, resolve_model
     from pdx.cli.loading_view import loading_progress
     from pdx.cli.serving import bind, faults, report_on_request, run_until_drained
-    from pdx.config.model_source import model_is_folder, resolve_model
-    from pdx.config.secret import require_secret, shared_secret
     from pdx.engine.loading import load_model
     from pdx.engine.prefill_node import PrefillNode
     from pdx.fabric.start_check import check_fabric
-    from pdx.fabric.worker_core import worker_core
+    from pdx.host.worker_core import worker_core
     from pdx.messenger.control import parse_address
     from pdx.messenger.handshake import FabricChoice
+    from pdx.process.secret import require_secret, shared_secret
 
     model: str = settings["model"]
     secret = shared_secret(settings)

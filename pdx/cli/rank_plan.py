@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pdx.cli.tables import Table
 
 if TYPE_CHECKING:
-    from pdx.config.model import ModelConfig
+    from pdx.checkpoint.model import ModelConfig
 
 __all__ = [
     "GPU_SIZES_GIB",
@@ -60,8 +60,8 @@ def plan_rank(
     Raises:
         ConfigError: the model cannot be split so, or float8 blocks would be cut that are kept.
     """
-    from pdx.config.float8_split import check_float8_split
-    from pdx.config.weight_sizes import rank_weight_bytes
+    from pdx.checkpoint.float8_split import check_float8_split
+    from pdx.checkpoint.weight_sizes import rank_weight_bytes
     from pdx.kv.geometry import ITEMSIZE, kv_layout
 
     layout = kv_layout(config, page_size, 1, kv_dtype or dtype, tp_size)
@@ -101,7 +101,7 @@ def plan_ranks(
 
 def weights_table(config: ModelConfig) -> Table:
     """Which weights there are, and how ranks share them."""
-    from pdx.config.weight_sizes import weight_groups
+    from pdx.checkpoint.weight_sizes import weight_groups
 
     groups = weight_groups(config)
     total = sum(group.num_values for group in groups)

@@ -89,10 +89,10 @@ def serve(
 async def _serve_nodes(
     settings: Settings, num_prefillers: int, num_decoders: int, drain: DrainRequest
 ) -> None:
+    from pdx.checkpoint.model_source import resolve_model
     from pdx.cli.loading_view import NodesView
     from pdx.cli.model_check import check_nodes
     from pdx.cli.serving import bind, url_of
-    from pdx.config.model_source import resolve_model
     from pdx.engine.local_launcher import LocalLauncher
     from pdx.engine.restarts import RestartPolicy
     from pdx.engine.supervisor import Supervisor
@@ -215,9 +215,9 @@ def _check_traces(file: str | None, names: list[str]) -> None:
 
 
 async def _serve_colocated(settings: Settings, drain: DrainRequest) -> None:
+    from pdx.checkpoint.model_source import model_is_folder, resolve_model
     from pdx.cli.loading_view import loading_progress
     from pdx.cli.serving import bind, report_on_request, run_until_drained, tracing, url_of
-    from pdx.config.model_source import model_is_folder, resolve_model
     from pdx.engine.colocated_node import ColocatedNode
     from pdx.engine.loading import load_model
     from pdx.messenger.control import Address, parse_address

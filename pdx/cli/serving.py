@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pdx.cli.output import announce, status_line
-from pdx.config.descriptors import DescriptorShortage
-from pdx.config.heap import keep_receive_buffers_apart
 from pdx.engine.tasks import run_until_one_ends
 from pdx.errors import ConfigError, InternalError
+from pdx.process.descriptors import DescriptorShortage
+from pdx.process.heap import keep_receive_buffers_apart
 
 if TYPE_CHECKING:
     from pdx.messenger.control import Address
@@ -94,7 +94,7 @@ def faults() -> tuple[FabricOpener, int]:
     asked = faults_from(os.environ)
     if not asked:
         return open_fabric, 0
-    from pdx.fabric.faulty import faulty_opener
+    from pdx.lab.faulty_fabric import faulty_opener
 
     status_line(f"PDX_FAULT is set: this node fails on purpose ({os.environ['PDX_FAULT']})")
     return faulty_opener(asked, open_fabric), asked.get("reject-prefill") or 0

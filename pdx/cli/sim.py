@@ -15,8 +15,8 @@ from pdx.config.resolve import Settings
 from pdx.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pdx.sim.history import Outcome
-    from pdx.sim.scenario import FaultKind, ScenarioOptions
+    from pdx.lab.sim.history import Outcome
+    from pdx.lab.sim.scenario import FaultKind, ScenarioOptions
 
 __all__ = ["sim"]
 
@@ -84,8 +84,8 @@ def sim(
     ] = False,
 ) -> None:
     """Simulate a cluster: the real engine on a simulated network, with faults drawn from a seed."""
-    from pdx.sim.scenario import ScenarioOptions
-    from pdx.sim.search import few_collections
+    from pdx.lab.sim.scenario import ScenarioOptions
+    from pdx.lab.sim.search import few_collections
 
     num_prefillers, num_decoders = _parse_nodes(nodes)
     options = ScenarioOptions(
@@ -106,7 +106,7 @@ def sim(
 
 def _run(seeds: range, options: ScenarioOptions, *, as_json: bool) -> Outcome | None:
     """Run histories until one fails; returns that one."""
-    from pdx.sim.search import run_history
+    from pdx.lab.sim.search import run_history
 
     recorded = len(seeds) == 1 and options.num_requests <= 1000
     ends: Counter[str] = Counter()
@@ -175,7 +175,7 @@ def _print_summary(
 
 
 def _report_failure(failed: Outcome, options: ScenarioOptions) -> None:
-    from pdx.sim.search import command_line, shrink
+    from pdx.lab.sim.search import command_line, shrink
 
     assert failed.broken is not None
     status_line(f"seed {failed.seed} breaks {failed.broken}")
@@ -193,7 +193,7 @@ def _parse_nodes(text: str) -> tuple[int, int]:
 
 
 def _parse_kinds(text: str | None) -> tuple[FaultKind, ...]:
-    from pdx.sim.scenario import FaultKind
+    from pdx.lab.sim.scenario import FaultKind
 
     if text is None or text == "none":
         return tuple(FaultKind) if text is None else ()

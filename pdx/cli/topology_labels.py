@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from pdx.fabric.topology import Gpu, Nic, Topology
+from pdx.host.topology import Gpu, Nic, Topology
 
 __all__ = ["Labels"]
 

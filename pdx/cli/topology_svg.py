@@ -7,8 +7,8 @@ from __future__ import annotations
 from xml.sax.saxutils import escape
 
 from pdx.cli.topology_labels import Labels, rate
-from pdx.fabric.topology import Distance, Gpu, Nic, Topology
-from pdx.fabric.topology.tree import Branch, machine_tree
+from pdx.host.topology import Distance, Gpu, Nic, Topology
+from pdx.host.topology.tree import Branch, machine_tree
 
 __all__ = ["draw"]
 

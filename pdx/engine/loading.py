@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pdx.config.checkpoint import Checkpoint
+from pdx.checkpoint.folder import Checkpoint
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.weight_headers import read_weight_headers
 from pdx.config.engine import EngineConfig
-from pdx.config.host_memory import read_memory_facts
-from pdx.config.memory_room import check_memory
-from pdx.config.model import ModelConfig
-from pdx.config.weight_headers import read_weight_headers
 from pdx.engine.start_check import plan_node
 from pdx.engine.step_loop import Ranks
 from pdx.errors import CheckpointError, ConfigError
 from pdx.fabric import MemoryPart
+from pdx.host.memory import read_memory_facts
+from pdx.host.memory_room import check_memory
 from pdx.kv.geometry import node_layout
 from pdx.kv.layout import NodeLayout
 from pdx.kv.pages import PagePool

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pdx.config.sparse_log import SparseLog
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.status_page import answer_http, is_http, prefiller_pages
 from pdx.engine.step_loop import StepLoop
@@ -38,6 +37,7 @@ from pdx.messenger.prefill_link import PrefillLink
 from pdx.metrics.clock import now_s
 from pdx.metrics.faults import Fault, fault_counts
 from pdx.metrics.transfers import RankProgress, Sends
+from pdx.process.sparse_log import SparseLog
 from pdx.request.names import RequestNames
 from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.sequence import PromptScoring, SequenceUpdate

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from pdx.checkpoint.float8_split import check_float8_split
+from pdx.checkpoint.kernel_limits import check_kernel_limits
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.weight_sizes import rank_weight_bytes
 from pdx.config.engine import EngineConfig, interprets_kernels, runs_kernels
-from pdx.config.float8_split import check_float8_split
-from pdx.config.kernel_limits import check_kernel_limits
-from pdx.config.memory_room import MemoryNeed
-from pdx.config.model import ModelConfig
-from pdx.config.weight_sizes import rank_weight_bytes
+from pdx.host.memory_room import MemoryNeed
 from pdx.kv.geometry import ITEMSIZE, check_tp_size, kv_layout, num_pages_of
 
 __all__ = ["NodePlan", "check_settings", "plan_node"]

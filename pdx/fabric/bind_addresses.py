@@ -9,8 +9,8 @@ import socket
 from collections.abc import Sequence
 
 from pdx.errors import FabricError
-from pdx.fabric.host_addresses import host_addresses
 from pdx.fabric.interface import MAX_DOMAINS
+from pdx.host.addresses import host_addresses
 
 __all__ = ["bindable_address", "bindable_addresses", "check_number"]
 

@@ -41,8 +41,8 @@ from pdx.fabric.native_library import (
     core,
     load_libfabric,
 )
-from pdx.fabric.roce import roce_address
-from pdx.fabric.shared_memory import SHM_HINT, shm_lack
+from pdx.host.roce import roce_address
+from pdx.host.shared_memory import SHM_HINT, shm_lack
 
 __all__ = ["LibraryInfo", "NativeFabric", "available_providers", "library_info", "open_fabric"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pdx.errors import FabricError
 from pdx.fabric.bind_addresses import bindable_addresses
 from pdx.fabric.native_fabric import library_info
-from pdx.fabric.shared_memory import SHM_HINT, shm_lack
+from pdx.host.shared_memory import SHM_HINT, shm_lack
 
 __all__ = ["check_fabric"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.errors import ConfigError
 from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
 

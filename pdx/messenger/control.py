@@ -11,8 +11,8 @@ import socket
 from dataclasses import dataclass
 
 from pdx.errors import ConfigError, FabricError, PeerLost
-from pdx.fabric.host_addresses import host_addresses
-from pdx.fabric.route import route_to
+from pdx.host.addresses import host_addresses
+from pdx.host.route import route_to
 from pdx.messenger.messages import MAX_CONTROL_FRAME_BYTES, ControlMessage
 from pdx.request.frames import encode_frame, frame_decoder, read_frame
 

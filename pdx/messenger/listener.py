@@ -13,8 +13,8 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 
-from pdx.config.descriptors import descriptor_limit
 from pdx.messenger.control import Address, ControlConnection, reachable
+from pdx.process.descriptors import descriptor_limit
 
 __all__ = ["MAX_STRANGERS", "ControlListener"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pdx.config.model_files import template_files, weight_files
+from pdx.checkpoint.model_files import template_files, weight_files
 from pdx.errors import ProtocolError
 from pdx.kv.geometry import ITEMSIZE
 from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank

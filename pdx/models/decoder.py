@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import Ops
 from pdx.models.layers import ColumnLinear, Embedding, RmsNorm

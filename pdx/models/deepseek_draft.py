@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import DecoderLayer, LayerPass
 from pdx.models.deepseek_v3 import DeepseekMoe, MlaAttention

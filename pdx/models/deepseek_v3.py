@@ -13,10 +13,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pdx.config.experts import ExpertsConfig, GroupedRouting
-from pdx.config.mla import MlaConfig
-from pdx.config.model import ModelConfig
-from pdx.config.rope import RopeConfig, YarnScaling
+from pdx.checkpoint.experts import ExpertsConfig, GroupedRouting
+from pdx.checkpoint.mla import MlaConfig
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.rope import RopeConfig, YarnScaling
 from pdx.kernels.batch import RequestGroup
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM, DecoderLayer, LayerPass

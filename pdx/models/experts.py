@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pdx.config.experts import ExpertsConfig
+from pdx.checkpoint.experts import ExpertsConfig
 from pdx.kernels.ops import Ops
 from pdx.models.sharding import TpGroup, even_shard
 from pdx.models.stored import StoredPart

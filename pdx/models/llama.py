@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM, DecoderLayer, LayerPass
 from pdx.models.layers import ColumnLinear, RowLinear, SwiGluMlp, stored_scales

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pdx.config.experts import ExpertsConfig, SoftmaxRouting
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.experts import ExpertsConfig, SoftmaxRouting
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM, DecoderLayer
 from pdx.models.experts import Experts

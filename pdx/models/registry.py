@@ -6,7 +6,7 @@ from typing import assert_never
 
 from torch import nn
 
-from pdx.config.model import Family, ModelConfig
+from pdx.checkpoint.model import Family, ModelConfig
 from pdx.kernels.ops import Ops
 from pdx.models.decoder import CausalLM
 from pdx.models.deepseek_draft import DraftLayer

@@ -8,7 +8,7 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from pdx.config.rope import (
+from pdx.checkpoint.rope import (
     DynamicNtkScaling,
     LinearScaling,
     Llama3Scaling,

@@ -14,8 +14,8 @@ import socket
 import sys
 import traceback
 
-from pdx.config.heap import keep_freed_memory
 from pdx.errors import InternalError, PdxError
+from pdx.process.heap import keep_freed_memory
 from pdx.request.rank import RankFailed
 from pdx.runner.channel import Channel
 from pdx.runner.parent import die_with_parent

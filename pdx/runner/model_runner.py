@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.graphs import AgreedCapture, CaptureRefused, DecodeGraphs, GraphSettings
 from pdx.kv.layout import KvLayout
@@ -62,7 +62,7 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         #: Memory of the device that they take.
         self.graph_bytes: int | None = None
-        #: int64: ids that no tokenizer knows (see ``pdx.config.token_ids``).
+        #: int64: ids that no tokenizer knows (see ``pdx.checkpoint.token_ids``).
         self._tokenless_ids = torch.tensor(
             tokenless_ids, dtype=torch.int64, device=self._device.torch_device
         )

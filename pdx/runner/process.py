@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from pdx.config.checkpoint import with_stored_head
-from pdx.config.model import ModelConfig
-from pdx.config.token_ids import ids_without_token
-from pdx.config.weight_headers import read_weight_headers
+from pdx.checkpoint.folder import with_stored_head
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.token_ids import ids_without_token
+from pdx.checkpoint.weight_headers import read_weight_headers
 from pdx.errors import ConfigError, WorkerError
 from pdx.kernels.graphs import CudaGraphs, GraphSettings, batch_sizes
 from pdx.kernels.kv_view import check_float8

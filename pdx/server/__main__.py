@@ -10,9 +10,9 @@ import signal
 import socket
 import sys
 
-from pdx.config.descriptors import raise_descriptor_limit
-from pdx.config.heap import keep_receive_buffers_apart
-from pdx.config.logs import set_up_from_environment
+from pdx.process.descriptors import raise_descriptor_limit
+from pdx.process.heap import keep_receive_buffers_apart
+from pdx.process.logs import set_up_from_environment
 from pdx.server.frontend import serve
 
 __all__ = ["main"]

@@ -18,10 +18,10 @@ from typing import Any, cast
 import uvicorn
 
 from pdx import __version__
-from pdx.config.descriptors import DescriptorShortage, descriptor_limit
-from pdx.config.sparse_log import sparse_warnings
 from pdx.errors import InternalError, PdxError, ProtocolError
 from pdx.metrics.serving import ServingMetrics
+from pdx.process.descriptors import DescriptorShortage, descriptor_limit
+from pdx.process.sparse_log import sparse_warnings
 from pdx.request.stream import FrontendConfig, FrontendFailed, FrontendReady
 from pdx.server.answer import Service
 from pdx.server.app import build_app

@@ -27,7 +27,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from pdx.config.model_files import template_files
+from pdx.checkpoint.model_files import template_files
 from pdx.errors import CheckpointError, InvalidRequest
 from pdx.text.calls import call_form_of
 from pdx.text.chat_history import Lost, Reading, Shadow, canonical, fold, sample_of

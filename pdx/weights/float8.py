@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from pdx.config.quantization import Float8Blocks
+from pdx.checkpoint.quantization import Float8Blocks
 
 __all__ = ["dequantised"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pdx.config.weight_headers import StoredTensor, opened_weights, read_weight_headers
+from pdx.checkpoint.weight_headers import StoredTensor, opened_weights, read_weight_headers
 
 __all__ = ["WeightIndex"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from pdx.config.quantization import SCALE_SUFFIX, Float8Blocks
+from pdx.checkpoint.quantization import SCALE_SUFFIX, Float8Blocks
 from pdx.errors import ConfigError
 from pdx.kernels.reference.linear_float8 import BLOCK_SIZE
 from pdx.models.stored import Index, StoredPart

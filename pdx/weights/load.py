@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pdx.config.checkpoint import check_tensors, copies, float8_scales
-from pdx.config.quantization import SCALE_SUFFIX, Float8Blocks
+from pdx.checkpoint.folder import check_tensors, copies, float8_scales
+from pdx.checkpoint.quantization import SCALE_SUFFIX, Float8Blocks
 from pdx.errors import CheckpointError
 from pdx.models.stored import StoredPart, stored_parts
 from pdx.weights.float8 import dequantised

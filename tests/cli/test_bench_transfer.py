@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from pdx.fabric import available_providers
-from pdx.fabric.bench.figures import Results, interval_of
-from pdx.fabric.bench.pattern import Cell, count_wrong, fill, map_pool, order_of, shared_memory
-from pdx.fabric.bench.plot import size_text, throughput_svg
-from pdx.fabric.bench.run import Plan, run_rounds
-from pdx.fabric.bench.systems import Sample
+from pdx.lab.transfers.figures import Results, interval_of
+from pdx.lab.transfers.pattern import Cell, count_wrong, fill, map_pool, order_of, shared_memory
+from pdx.lab.transfers.plot import size_text, throughput_svg
+from pdx.lab.transfers.run import Plan, run_rounds
+from pdx.lab.transfers.systems import Sample
 
 SMALL = ("--pool", "1M", "--sizes", "4K,64K", "--pages", "16", "--rounds", "2", "--seconds", "0.01")
 

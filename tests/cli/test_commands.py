@@ -203,8 +203,8 @@ def test_a_group_without_a_command_says_what_there_is(group: str) -> None:
 
 def test_a_bug_exits_with_70_and_shows_its_traceback_only_when_asked(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import pdx.cli.api\ndef broken(url):\n    raise KeyError('oops')\n"
-        "pdx.cli.api.api_base = broken\n"
+        "import pdx.lab.api\ndef broken(url):\n    raise KeyError('oops')\n"
+        "pdx.lab.api.api_base = broken\n"
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     plain = pdx("chat", "x", stdin="hello", PYTHONPATH=path)

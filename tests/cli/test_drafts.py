@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from pdx.config.weight_headers import opened_weights
+from pdx.checkpoint.weight_headers import opened_weights
 from tests.models.comparison import altered
 from tests.oracle.transformers_oracle import Oracle
 

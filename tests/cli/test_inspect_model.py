@@ -17,8 +17,8 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from pdx.checkpoint.model import ModelConfig
 from pdx.cli.main import app
-from pdx.config.model import ModelConfig
 from pdx.errors import CheckpointError, ConfigError
 from tests.oracle.tiny_text import build_tokenizer
 
@@ -168,7 +168,7 @@ def test_parameters_are_those_of_the_model_that_is_built(
 @pytest.fixture(scope="module")
 def small_r1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """DeepSeek-R1 with 5 of its 61 layers and 16 of its 256 experts, and a layer that drafts."""
-    from tests.config.test_deepseek import R1
+    from tests.checkpoint.test_deepseek import R1
     from tests.oracle.hollow_checkpoint import write_hollow_checkpoint
 
     folder = tmp_path_factory.mktemp("small-r1")

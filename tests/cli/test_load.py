@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
-from pdx.cli.api import ApiError, api_base, error_of, events
-from pdx.cli.load.client import Outcome
-from pdx.cli.load.plot import distribution_svg
-from pdx.cli.load.report import percentile, ratios, summary, tables, times_of
-from pdx.cli.load.workload import Lengths, Workload, jobs, read_trace
+from pdx.cli.load_report import percentile, ratios, summary, tables, times_of
 from pdx.errors import ConfigError
+from pdx.lab.api import ApiError, api_base, error_of, events
+from pdx.lab.load.client import Outcome
+from pdx.lab.load.plot import distribution_svg
+from pdx.lab.load.workload import Lengths, Workload, jobs, read_trace
 
 
 def workload(**fields: Any) -> Workload:

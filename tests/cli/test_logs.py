@@ -10,7 +10,7 @@ import sys
 
 SCRIPT = """
 import logging
-from pdx.config.logs import set_up_from_environment
+from pdx.process.logs import set_up_from_environment
 set_up_from_environment("decode")
 logging.getLogger("pdx.engine").info("hidden unless asked for")
 try:

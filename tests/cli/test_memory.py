@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pdx.cli.main import app
-from pdx.config.host_memory import read_memory_facts
 from pdx.errors import ConfigError
+from pdx.host.memory import read_memory_facts
 
 TOO_MUCH = "400000G"
 

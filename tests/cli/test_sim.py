@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from pdx.cli.main import main
-from tests.sim.mutations import MUTATIONS
+from tests.lab.sim.mutations import MUTATIONS
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -106,6 +106,6 @@ def test_a_pass_has_no_wait_but_its_last(model: str, request: pytest.FixtureRequ
 
 
 def _num_layers(folder: Path) -> int:
-    from pdx.config.model import ModelConfig
+    from pdx.checkpoint.model import ModelConfig
 
     return ModelConfig.load(folder).num_layers

@@ -13,12 +13,12 @@ from pdx.engine import step_loop
 from pdx.engine.step_loop import StepLoop
 from pdx.errors import WorkerError
 from pdx.kv.pages import PagePool
+from pdx.lab.sim.loop import VirtualLoop
 from pdx.metrics.clock import now_s
 from pdx.request.batch import Batch, StepOutput
 from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 from pdx.scheduler.sequence import SequenceUpdate
-from pdx.sim.loop import VirtualLoop
 
 PAGE = 4
 LONG_PROMPT = list(range(2000 * PAGE))

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from pdx.kernels.batch import ForwardBatch
-from pdx.kernels.bench.case import Absent
-from pdx.kernels.bench.others import attention_others, latent_others
-from pdx.kernels.bench.problem import PAGE_SIZE, PagedProblem, shuffled_tables
 from pdx.kernels.kv_view import FLOAT8
 from pdx.kernels.reference.mla_attention import mla_attention
 from pdx.kernels.reference.paged_attention import paged_attention
+from pdx.lab.kernels.case import Absent
+from pdx.lab.kernels.others import attention_others, latent_others
+from pdx.lab.kernels.problem import PAGE_SIZE, PagedProblem, shuffled_tables
 
 HEADS, KV_HEADS, DIM = 6, 2, 32
 LATENT, ROPE = 32, 16

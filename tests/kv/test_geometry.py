@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pdx.config.model import Family, ModelConfig
-from pdx.config.rope import RopeConfig
+from pdx.checkpoint.model import Family, ModelConfig
+from pdx.checkpoint.rope import RopeConfig
 from pdx.errors import ConfigError
 from pdx.kv.geometry import check_tp_size, kv_layout, node_layout, num_pages_in
 

@@ -7,8 +7,8 @@ from ipaddress import ip_address
 import pytest
 
 from pdx.errors import ConfigError, FabricError
-from pdx.fabric.host_addresses import HostAddress
-from pdx.fabric.route import Route
+from pdx.host.addresses import HostAddress
+from pdx.host.route import Route
 from pdx.messenger.control import Address, parse_address, reachable
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused, ProtocolError
-from pdx.fabric.simulated import SimulatedNetwork
+from pdx.lab.simulated_fabric import SimulatedNetwork
 from pdx.messenger.control import ControlConnection, connect
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, describe, welcome
 from pdx.messenger.messages import (

@@ -15,8 +15,8 @@ import pytest
 
 from pdx.errors import CapacityError, FabricError, PeerError, RequestError
 from pdx.fabric import FabricOptions, MemoryPart, Provider
-from pdx.fabric.simulated import Conditions, SimulatedFabric, SimulatedNetwork
 from pdx.kv.pages import Proof
+from pdx.lab.simulated_fabric import Conditions, SimulatedFabric, SimulatedNetwork
 from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.control import Address, ControlConnection, connect
 from pdx.messenger.decode_link import Arrival, DecodeLink

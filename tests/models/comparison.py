@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import REFERENCE_OPS, Ops
 from pdx.kv.geometry import kv_layout

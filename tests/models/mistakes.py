@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.ops import REFERENCE_OPS, Ops
 from pdx.models.registry import CausalLM
 from tests.models.comparison import difference

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import pdx.models.deepseek_v3
 import pdx.weights.load
-from pdx.config.model import ModelConfig
-from pdx.config.rope import YarnScaling
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.rope import YarnScaling
 from pdx.kernels.ops import REFERENCE_OPS, Ops
 from pdx.models.deepseek_v3 import DeepseekMoe, MlaAttention
 from pdx.models.registry import CausalLM

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import REFERENCE_OPS, Ops, ops_for
 from pdx.models.decoder import LayerPass

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.errors import CheckpointError
 from pdx.kernels.mla_record import record_bytes
 from pdx.kv.geometry import kv_layout

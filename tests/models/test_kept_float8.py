@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdx.config.model import ModelConfig
-from pdx.config.quantization import Float8Blocks
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.quantization import Float8Blocks
 from pdx.errors import ConfigError
 from pdx.kernels.ops import REFERENCE_OPS
 from pdx.models.registry import CausalLM

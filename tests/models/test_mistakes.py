@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pdx.config.experts import SoftmaxRouting
-from pdx.config.model import ModelConfig
-from pdx.config.rope import LinearScaling, Llama3Scaling, YarnScaling
+from pdx.checkpoint.experts import SoftmaxRouting
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.rope import LinearScaling, Llama3Scaling, YarnScaling
 from pdx.errors import CheckpointError
 from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import REFERENCE_OPS, Ops

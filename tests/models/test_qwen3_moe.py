@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.errors import CheckpointError
 from pdx.kernels.ops import REFERENCE_OPS, Ops, ops_for
 from tests.models.comparison import LENGTHS, LOGIT_TOLERANCE, altered, difference, loaded, run

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from pdx.config.rope import (
+from pdx.checkpoint.rope import (
     DynamicNtkScaling,
     LinearScaling,
     Llama3Scaling,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.errors import ConfigError
 from pdx.kernels.batch import ForwardBatch
 from pdx.kernels.ops import Ops, ops_for

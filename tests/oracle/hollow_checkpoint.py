@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from pdx.config.model import ModelConfig
-from pdx.config.quantization import SCALE_SUFFIX
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.quantization import SCALE_SUFFIX
 from pdx.kernels.ops import REFERENCE_OPS
 from pdx.models.registry import build_drafts, build_model
 from pdx.models.stored import stored_parts

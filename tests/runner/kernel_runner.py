@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.graphs import GraphSettings
 from pdx.kernels.ops import ops_for
 from pdx.kernels.staging import Staging

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from pdx.checkpoint.folder import Checkpoint
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.stored_tensors import wanted_tensors
 from pdx.cli.main import app
-from pdx.config.checkpoint import Checkpoint
 from pdx.config.engine import EngineConfig
-from pdx.config.model import ModelConfig
-from pdx.config.stored_tensors import wanted_tensors
 from pdx.engine.start_check import plan_node
 from pdx.errors import PdxError
 from pdx.kernels.ops import REFERENCE_OPS, ops_for

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pdx.checkpoint.model import ModelConfig
 from pdx.config.engine import EngineConfig
-from pdx.config.model import ModelConfig
 from pdx.kernels.graphs import AgreedCapture, Captured, CaptureRefused, batch_sizes
 from pdx.kv.geometry import kv_layout
 from pdx.runner.device import RankDevice

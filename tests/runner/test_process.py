@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pdx.config.model import ModelConfig
-from pdx.config.quantization import Float8Blocks
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.quantization import Float8Blocks
 from pdx.errors import CheckpointError, ConfigError, InternalError, PdxError, ProtocolError
 from pdx.kv.geometry import kv_layout, num_pages_in
 from pdx.request.batch import Batch

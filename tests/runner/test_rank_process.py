@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kv.geometry import kv_layout
 from pdx.kv.layout import KvLayout
 from pdx.kv.progress import end_value, layer_value

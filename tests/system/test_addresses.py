@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pdx.fabric.host_addresses import host_addresses
+from pdx.host.addresses import host_addresses
 from tests.system.conftest import Generate, Pair
 from tests.system.nodes import (
     Node,

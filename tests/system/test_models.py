@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from tests.oracle.transformers_oracle import Oracle
 from tests.system.nodes import Decoder, decoder, prefiller
 from tests.system.prompts import prompt_of

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from pdx.config.heap import keep_freed_memory
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.kernels.ops import ops_for
 from pdx.models.registry import build_drafts, build_model
+from pdx.process.heap import keep_freed_memory
 from pdx.weights.load import load_parameters
 from tests.weights.ranks import LastOf
 

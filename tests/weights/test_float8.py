@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdx.config.model import ModelConfig
-from pdx.config.quantization import Float8Blocks
+from pdx.checkpoint.model import ModelConfig
+from pdx.checkpoint.quantization import Float8Blocks
 from pdx.errors import CheckpointError
 from pdx.weights.float8 import dequantised
 from tests.models.comparison import altered, loaded

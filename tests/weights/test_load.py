@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pdx.config.model import ModelConfig
+from pdx.checkpoint.model import ModelConfig
 from pdx.errors import CheckpointError
 from pdx.kernels.ops import REFERENCE_OPS
 from pdx.models.registry import CausalLM, build_model

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pdx.config.model_files import weight_files
-from pdx.config.weight_headers import read_weight_headers
+from pdx.checkpoint.model_files import weight_files
+from pdx.checkpoint.weight_headers import read_weight_headers
 from tests.oracle.hollow_checkpoint import write_hollow_checkpoint, write_hollow_file
 from tests.oracle.tiny_checkpoint import QWEN3_MOE
 from tests.oracle.tiny_deepseek import DEEPSEEK
@@ -98,7 +98,7 @@ def test_deepseek_r1_in_full_size_is_checked_in_seconds(tmp_path: Path) -> None:
     """All 92,000 tensors of 163 files, against what the model of its configuration wants."""
     import torch
 
-    from pdx.config.model import ModelConfig
+    from pdx.checkpoint.model import ModelConfig
     from pdx.errors import CheckpointError
     from pdx.kernels.ops import REFERENCE_OPS
     from pdx.models.registry import build_drafts, build_model

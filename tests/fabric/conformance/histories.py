@@ -24,7 +24,7 @@ from pdx.fabric import (
     Surplus,
     TransferDone,
 )
-from pdx.fabric.simulated import Conditions, ImmLayout, Landing, WriteShape
+from pdx.lab.simulated_fabric import Conditions, ImmLayout, Landing, WriteShape
 from tests.fabric.conformance.simulated_pair import SimulatedPair, SimulatedSide
 
 __all__ = ["COMMANDS", "World"]

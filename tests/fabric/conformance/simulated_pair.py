@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pdx.fabric import FabricEvent, FabricOptions, MemoryPart, PageBatch, Provider
-from pdx.fabric.simulated import Conditions, SimulatedFabric, SimulatedNetwork
+from pdx.lab.simulated_fabric import Conditions, SimulatedFabric, SimulatedNetwork
 from tests.fabric.conformance.virtual_clock import VirtualClock
 
 __all__ = ["SimulatedPair", "SimulatedSide"]

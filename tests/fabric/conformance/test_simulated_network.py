@@ -11,7 +11,7 @@ import pytest
 
 from pdx.errors import FabricError
 from pdx.fabric import Fabric, FabricOptions, Provider
-from pdx.fabric.simulated import Conditions, Imm, ImmLayout, SimulatedFabric, SimulatedNetwork
+from pdx.lab.simulated_fabric import Conditions, Imm, ImmLayout, SimulatedFabric, SimulatedNetwork
 from tests.fabric.batches import dense
 from tests.fabric.conformance.simulated_pair import SimulatedPair
 from tests.fabric.conformance.virtual_clock import VirtualClock

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pdx.kernels.bench.__main__ import selected
-from pdx.kernels.bench.case import Absent, Case
-from pdx.kernels.bench.measure import Times, measure
+from pdx.lab.kernels.__main__ import selected
+from pdx.lab.kernels.case import Absent, Case
+from pdx.lab.kernels.measure import Times, measure
 from tests.kernels.triton.cases import DEVICE
 
 COPY = 4000.0

@@ -215,7 +215,7 @@ def test_what_waits_or_brings_something_is_refused(spoil: Callable[[Tensor], Ten
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_qwen3_moe", "tiny_deepseek"])
 def test_models_steps_are_captured(model: str, request: pytest.FixtureRequest) -> None:
     """All ops of a rank's model: logits of replays are those of passes without graphs."""
-    from pdx.config.model import ModelConfig
+    from pdx.checkpoint.model import ModelConfig
     from tests.models.comparison import empty_kv, loaded
 
     folder: Path = request.getfixturevalue(model)

@@ -1,7 +1,7 @@
 // InfiniBand and RoCE through ofi_rxm, which keeps receives posted: each immediate takes one. Not run yet on a device.
 //
 // A domain is found by an IP address of the device's interface, and the connection manager takes the GID that belongs to
-// it. pdx/fabric/roce.py finds the address of a RoCE device.
+// it. pdx/host/roce.py finds the address of a RoCE device.
 #include "provider.hpp"
 
 namespace pdx {

@@ -1,1 +1,0 @@
-"""Kernels measured on a GPU, beside other libraries and a copy: `python -m pdx.kernels.bench`."""

@@ -1,0 +1,1 @@
+"""Kernels measured on a GPU, beside other libraries and a copy: `python -m pdx.lab.kernels`."""
