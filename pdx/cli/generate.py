@@ -143,6 +143,10 @@ async def _run(job: _Job, folder: Path, loaded: LoadedModel, tokenizer: Tokenize
     from pdx.request.request import SamplingParams
 
     prompt_ids = _prompt_ids(job, folder, tokenizer)
+    vocab_size = loaded.model.vocab_size
+    wrong = [token_id for token_id in prompt_ids if not 0 <= token_id < vocab_size]
+    if wrong:
+        raise ConfigError(f"token id {wrong[0]} is outside the vocabulary of {vocab_size}")
     room = loaded.context_len - len(prompt_ids)
     eos = loaded.model.eos_token_ids
     sampling = SamplingParams(
