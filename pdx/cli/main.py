@@ -3,6 +3,7 @@ commands import what they need when they run."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -25,7 +26,11 @@ app = typer.Typer(
     invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=HELP_STYLE,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # A narrow terminal's last columns too: the longest variable needs them.
+        "terminal_width": shutil.get_terminal_size().columns,
+    },
 )
 app.command("serve")(serve.serve)
 app.command("prefill")(prefill.prefill)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -168,7 +169,8 @@ def test_what_only_the_rank_can_refuse_is_told_like_any_other_error(
     run = pdx("generate", str(tiny_llama), *prompt, *flags, "-n", "1", PDX_KV_MEMORY="16M")
     assert run.returncode == 2
     assert run.stdout == ""
-    assert run.stderr.startswith("error: ")
+    # A slow machine says before how much of the weights is loaded.
+    assert re.search("^error: ", run.stderr, re.MULTILINE)
     assert told in run.stderr
     assert "Traceback" not in run.stderr
 

@@ -119,7 +119,8 @@ def test_check_and_a_start_refuse_the_same_with_the_same_exit_code(
 def test_a_folder_of_weights_is_checked_too(tiny_qwen3_moe: Path) -> None:
     result = CliRunner().invoke(app, ["prefill", "--model", str(tiny_qwen3_moe), "--check"])
     assert result.exit_code == 0
-    assert f"{tiny_qwen3_moe.resolve()}/config.json" in result.stdout
+    # The table breaks a path that is longer than its column.
+    assert f"{tiny_qwen3_moe.resolve()}/config.json" in "".join(result.stdout.split())
 
 
 def test_nothing_is_checked_without_a_model() -> None:

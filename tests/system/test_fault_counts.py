@@ -43,6 +43,7 @@ def test_a_client_that_leaves_and_a_prompt_that_is_refused_move_no_fault(
     pair: Pair, tiny_prompt_ids: list[int]
 ) -> None:
     node, source = pair.decoder, pair.prefiller
+    node.wait_clean()  # what an earlier test has left counts a moment later
     before, faults, its_faults = ends(node), node.faults(), source.faults()
     call = node.call(prompt_of(tiny_prompt_ids, 40), 400, stream=True)
     assert call.wait_head() == 200
