@@ -42,7 +42,7 @@ class Checkpoint:
     folder: Path
     model: ModelConfig
     tensors: Mapping[str, StoredTensor]
-    #: What a user should know of what was found.
+    #: Findings that refuse nothing, but that a user should know.
     warnings: tuple[str, ...]
 
     @classmethod

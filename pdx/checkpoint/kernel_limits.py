@@ -18,7 +18,7 @@ from pdx.errors import CheckpointError
 
 __all__ = ["check_kernel_limits", "kernel_problems"]
 
-#: Of the summed axis of a matrix instruction (``tl.dot``).
+#: A matrix instruction (``tl.dot``) sums over an axis of at least this length.
 _MIN_DOT = 16
 _MAX_HEAD_DIM = 256
 #: ``rms_norm`` and ``add_rms_norm`` have whole rows in registers.
@@ -36,7 +36,7 @@ _MIN_LATENT_DIM_OF_RECORD = 4 * _MIN_DOT
 #: ``routing`` has all experts of a token in registers, ``expert_combine`` unrolls the chosen ones.
 _MAX_EXPERTS = 1024
 _MAX_CHOSEN = 64
-#: Of float8 weights, on either side (``gemm_tiles.QUANT_BLOCK``).
+#: Float8 weights come in square blocks with sides of this length (``gemm_tiles.QUANT_BLOCK``).
 _WEIGHT_BLOCK = 128
 #: Offsets within a page are 32 bits.
 _MAX_PAGE_VALUES = 1 << 31

@@ -25,7 +25,7 @@ from pdx.errors import CheckpointError
 
 __all__ = ["Family", "ModelConfig"]
 
-# Of what is counted one by one, by us or by a rank. Published models have a tenth of them at most.
+# These bound numbers that our loops count up to. Published models have at most a tenth of them.
 _MAX_LAYERS = 1024
 _MAX_DRAFT_LAYERS = 16
 _MAX_HEADS = 1 << 16

@@ -17,7 +17,7 @@ from pdx.errors import CheckpointError
 
 __all__ = ["MAX_SIZE", "Fields", "read_json", "shortened"]
 
-#: Of any size. No dimension of a model comes near it.
+#: The largest size that is accepted. No dimension of a model comes near it.
 MAX_SIZE = (1 << 31) - 1
 
 

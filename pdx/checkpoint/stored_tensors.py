@@ -32,7 +32,7 @@ def wanted_tensors(config: ModelConfig, stored: Container[str]) -> dict[str, tup
 
 
 def draft_tensors(config: ModelConfig, stored: Container[str]) -> dict[str, tuple[int, ...]]:
-    """Those of the layers that draft, behind the model's own."""
+    """The tensors of the layers that draft, which follow the model's own layers."""
     return dict(_drafts(config, stored))
 
 
