@@ -16,7 +16,7 @@ from pdx.metrics.trace import TraceWriter
 from pdx.metrics.transfers import Transfers
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.passes import ScheduledPass
-from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
+from pdx.scheduler.request import PromptScoring, RequestUpdate
 
 __all__ = ["ColocatedNode"]
 
@@ -118,7 +118,7 @@ class ColocatedNode:
     def before_pass(self, scheduled: ScheduledPass) -> None:
         self._scheduled, self._pass_start_s = scheduled, now_s()
 
-    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+    def after_pass(self, updates: list[RequestUpdate]) -> None:
         self._note_chunks()
         self._bridge.after_pass(updates)
 

@@ -41,7 +41,7 @@ from pdx.metrics.transfers import Transfers
 from pdx.request.batch import ScoredToken
 from pdx.request.stream import FrontendReady, NodeStatus, Submit
 from pdx.scheduler.passes import ScheduledPass
-from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceUpdate
+from pdx.scheduler.request import PromptScoring, Request, RequestUpdate
 
 __all__ = ["DecodeNode"]
 
@@ -224,7 +224,7 @@ class DecodeNode:
                     self._give_up(request)
         return held
 
-    def _decide(self, sequence: Sequence, request: DecodeRequest) -> Decision:
+    def _decide(self, sequence: Request, request: DecodeRequest) -> Decision:
         since_s = request.waiting_since_s
         return decide(
             self._policy,
@@ -257,7 +257,7 @@ class DecodeNode:
         scoring = None if num_top is None else PromptScoring(num_top=num_top)
         self.scheduler.start(request.request_id, scoring=scoring)
 
-    def _starts_here(self, sequence: Sequence) -> bool:
+    def _starts_here(self, sequence: Request) -> bool:
         """Whether it needs no prefiller: what is missing of its cache is no more than a part of its
         last page, or fewer tokens than the threshold.
         """
@@ -270,7 +270,7 @@ class DecodeNode:
             return True
         return self.scheduler.lacks_one_page_at_most(sequence)
 
-    def _dispatch(self, sequence: Sequence, request: DecodeRequest, idx: int) -> bool:
+    def _dispatch(self, sequence: Request, request: DecodeRequest, idx: int) -> bool:
         """Arm a slot and ask the prefiller for everything but the last token. False: no slot is
         free; one that comes back wakes the loop.
         """
@@ -306,7 +306,7 @@ class DecodeNode:
     def before_pass(self, scheduled: ScheduledPass) -> None:
         """A decoder's passes concern nobody else."""
 
-    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+    def after_pass(self, updates: list[RequestUpdate]) -> None:
         self._bridge.after_pass(updates)
 
     # ---- DecodeLinkOwner ------------------------------------------------------------------
@@ -333,7 +333,7 @@ class DecodeNode:
         request.on_ready()
         assert request.prefiller_idx is not None
         self.peers.succeeded(request.prefiller_idx)
-        sequence = self.scheduler.sequence(request.request_id)
+        sequence = self.scheduler.request(request.request_id)
         assert sequence is not None
         self.scheduler.start(request.request_id, num_computed=len(sequence.token_ids) - 1)
         self._loop.wake()
@@ -351,7 +351,7 @@ class DecodeNode:
         is_its_own_fault = error.http_status < 500
         if not is_its_own_fault:
             self.peers.failed(request.prefiller_idx)
-        sequence = self.scheduler.sequence(request.request_id)
+        sequence = self.scheduler.request(request.request_id)
         assert sequence is not None
         if not request.output_len and (
             is_its_own_fault or self._decide(sequence, request) is Place.GIVE_UP

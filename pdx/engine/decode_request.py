@@ -18,7 +18,7 @@ from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
 from pdx.request.batch import PromptScores, ScoredToken
 from pdx.request.ids import IdArray
 from pdx.request.names import RequestNames
-from pdx.scheduler.sequence import Sequence
+from pdx.scheduler.request import Request
 
 __all__ = ["DecodeRequest"]
 
@@ -102,7 +102,7 @@ class DecodeRequest:
 
     def prefill_of(
         self,
-        sequence: Sequence,
+        sequence: Request,
         pair: tuple[int, int],
         *,
         pages: abc.Sequence[int],

@@ -35,8 +35,8 @@ from pdx.request.stream import (
     TransfersAsked,
     TransfersTold,
 )
+from pdx.scheduler.request import RequestUpdate
 from pdx.scheduler.scheduler import Scheduler
-from pdx.scheduler.sequence import SequenceUpdate
 
 __all__ = ["Frontend", "FrontendBridge", "StreamOwner"]
 
@@ -198,7 +198,7 @@ class FrontendBridge:
         self._report_failure(request_id, error)
         self._owner.wake()
 
-    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+    def after_pass(self, updates: list[RequestUpdate]) -> None:
         """Send what the pass has brought, in one frame."""
         frame = []
         for update in updates:
@@ -253,7 +253,7 @@ class FrontendBridge:
             )
             self._frontend.send(StepFrame(updates=[last]))
 
-    def _stream_update(self, request: DecodeRequest, update: SequenceUpdate) -> StreamUpdate:
+    def _stream_update(self, request: DecodeRequest, update: RequestUpdate) -> StreamUpdate:
         is_first = request.first_token_s is None
         request.on_tokens(len(update.token_ids))
         self.throughput.num_generated_tokens += len(update.token_ids)

@@ -40,7 +40,7 @@ from pdx.metrics.transfers import RankProgress, Sends
 from pdx.process.sparse_log import SparseLog
 from pdx.request.names import RequestNames
 from pdx.scheduler.passes import ScheduledPass
-from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
+from pdx.scheduler.request import PromptScoring, RequestUpdate
 
 __all__ = ["PrefillNode"]
 
@@ -326,7 +326,7 @@ class PrefillNode:
 
     def hold_source(self, link: PrefillLink, transfer_id: int) -> None:
         job = self._by_transfer[link, transfer_id]
-        sequence = self.scheduler.sequence(job.request_id)
+        sequence = self.scheduler.request(job.request_id)
         assert sequence is not None and sequence.lease_id is not None
         job.lease_id = sequence.lease_id
         self.scheduler.pool.hold(job.lease_id, Use.SEND)
@@ -376,7 +376,7 @@ class PrefillNode:
                 src_page_indices=chunk.page_indices,
             )
 
-    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+    def after_pass(self, updates: list[RequestUpdate]) -> None:
         for each in self._in_pass:
             each.link.on_chunk_done(each.transfer_id)
         self.counters["prefilled"] += sum(update.prefilled for update in updates)

@@ -17,8 +17,8 @@ from pdx.metrics.clock import now_s
 from pdx.metrics.trace import TraceWriter
 from pdx.request.batch import Batch, StepOutput
 from pdx.scheduler.passes import ScheduledPass
+from pdx.scheduler.request import RequestUpdate
 from pdx.scheduler.scheduler import Scheduler
-from pdx.scheduler.sequence import SequenceUpdate
 
 __all__ = ["Ranks", "Role", "StepLoop"]
 
@@ -52,7 +52,7 @@ class Role(Protocol):
     def before_pass(self, scheduled: ScheduledPass) -> None:
         """The pass is about to be sent to the ranks."""
 
-    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+    def after_pass(self, updates: list[RequestUpdate]) -> None:
         """The pass has been taken in."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from pdx.scheduler.sequence import Sequence
+from pdx.scheduler.request import Request
 
 __all__ = ["admission_order", "fill_chunk"]
 
@@ -14,23 +14,23 @@ __all__ = ["admission_order", "fill_chunk"]
 _PASSES_A_CLASS = 4
 
 
-def admission_order(waiting: Collection[Sequence], active: Iterable[Sequence]) -> list[Sequence]:
+def admission_order(waiting: Collection[Request], active: Iterable[Request]) -> list[Request]:
     """First come, first served within a group; between groups, whoever has the fewest before it.
 
     A peer that sends a thousand prompts at once delays another peer's by one or two, not by all.
     """
-    if len({sequence.group for sequence in waiting}) < 2:
+    if len({request.group for request in waiting}) < 2:
         return list(waiting)
-    before = Counter(sequence.group for sequence in active)
+    before = Counter(request.group for request in active)
     ranked = []
-    for sequence in waiting:
-        ranked.append((before[sequence.group], sequence))
-        before[sequence.group] += 1
+    for request in waiting:
+        ranked.append((before[request.group], request))
+        before[request.group] += 1
     ranked.sort(key=lambda pair: pair[0])
-    return [sequence for _, sequence in ranked]
+    return [request for _, request in ranked]
 
 
-def fill_chunk(sequences: Iterable[Sequence], chunk_len: int) -> list[tuple[Sequence, int]]:
+def fill_chunk(requests: Iterable[Request], chunk_len: int) -> list[tuple[Request, int]]:
     """Which prompts the next pass computes, and how many tokens of each.
 
     Shorter length classes come first (what is left of a prompt, in doublings); equals as they are.
@@ -38,30 +38,30 @@ def fill_chunk(sequences: Iterable[Sequence], chunk_len: int) -> list[tuple[Sequ
     comes while a pass runs waits for it, and then no longer than twice what its own pass takes.
 
     Args:
-        sequences: the oldest first.
+        requests: the oldest first.
     """
-    by_class = sorted(enumerate(sequences), key=lambda pair: _length_class(pair[1]))
+    by_class = sorted(enumerate(requests), key=lambda pair: _length_class(pair[1]))
     shortest = _length_class(by_class[0][1]) if by_class else 0
-    chosen: list[tuple[Sequence, int]] = []
+    chosen: list[tuple[Request, int]] = []
     room, is_capped, youngest = chunk_len, False, 0
-    for age, sequence in by_class:
-        if _length_class(sequence) > shortest and not is_capped:
+    for age, request in by_class:
+        if _length_class(request) > shortest and not is_capped:
             room, is_capped = min(room, chunk_len - room), True
-        wanted = min(_num_left(sequence), chunk_len)
+        wanted = min(_num_left(request), chunk_len)
         num_tokens = min(wanted, room)
         if num_tokens == wanted:  # its turn: others come before it has the next one
-            sequence.num_passed_over = max(0, sequence.num_passed_over - _PASSES_A_CLASS)
+            request.num_passed_over = max(0, request.num_passed_over - _PASSES_A_CLASS)
         elif youngest > age:
-            sequence.num_passed_over += 1
+            request.num_passed_over += 1
         if num_tokens:
-            chosen.append((sequence, num_tokens))
+            chosen.append((request, num_tokens))
             room, youngest = room - num_tokens, max(youngest, age)
     return chosen
 
 
-def _num_left(sequence: Sequence) -> int:
-    return sequence.prefill_len - sequence.num_computed
+def _num_left(request: Request) -> int:
+    return request.prefill_len - request.num_computed
 
 
-def _length_class(sequence: Sequence) -> int:
-    return _num_left(sequence).bit_length() - sequence.num_passed_over // _PASSES_A_CLASS
+def _length_class(request: Request) -> int:
+    return _num_left(request).bit_length() - request.num_passed_over // _PASSES_A_CLASS

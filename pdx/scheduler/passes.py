@@ -1,4 +1,4 @@
-"""What a pass says of a sequence: to the ranks, to the messenger, and to whoever asked for it."""
+"""What a pass says of a request: to the ranks, to the messenger, and to whoever asked for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from pdx.request.batch import Batch, RequestStart, RequestStep, SampledToken, ScoredToken
 from pdx.request.request import FinishReason, SamplingParams
-from pdx.scheduler.sequence import Sequence
+from pdx.scheduler.request import Request
 
 __all__ = [
     "PrefillChunk",
@@ -47,56 +47,54 @@ def by_request(tokens: Iterable[SampledToken]) -> dict[int, list[SampledToken]]:
     return grouped
 
 
-def start_message(sequence: Sequence) -> RequestStart:
-    """What a rank is told of a sequence before its first pass."""
-    sequence.on_rank = True
+def start_message(request: Request) -> RequestStart:
+    """What a rank is told of a request before its first pass."""
+    request.on_rank = True
     return RequestStart(
-        request_id=sequence.request_id,
-        token_ids=sequence.token_ids,
-        num_computed=sequence.num_computed,
-        first_output_idx=sequence.output_len,
-        sampling=sequence.sampling,
-        prompt_logprobs=sequence.scoring.num_top if sequence.scoring else None,
-        next_token_id=sequence.scoring.next_token_id if sequence.scoring else None,
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        num_computed=request.num_computed,
+        first_output_idx=request.output_len,
+        sampling=request.sampling,
+        prompt_logprobs=request.scoring.num_top if request.scoring else None,
+        next_token_id=request.scoring.next_token_id if request.scoring else None,
     )
 
 
 def step_of(
-    sequence: Sequence, num_tokens: int, new_pages: tuple[int, ...], *, may_draft: bool = False
+    request: Request, num_tokens: int, new_pages: tuple[int, ...], *, may_draft: bool = False
 ) -> RequestStep:
-    """So many tokens of a sequence in the next pass; ``new_pages`` the rank was not told of."""
-    sequence.num_in_pass = num_tokens
-    sequence.num_pages_sent += len(new_pages)
-    ends_prefill = sequence.num_computed + num_tokens >= sequence.prefill_len
+    """So many tokens of a request in the next pass; ``new_pages`` the rank was not told of."""
+    request.num_in_pass = num_tokens
+    request.num_pages_sent += len(new_pages)
+    ends_prefill = request.num_computed + num_tokens >= request.prefill_len
     return RequestStep(
-        request_id=sequence.request_id,
+        request_id=request.request_id,
         num_tokens=num_tokens,
         new_page_indices=list(new_pages),
-        sample=sequence.sampling is not None and sequence.prefill_done,
-        zero_last_page=sequence.sampling is None and ends_prefill,
+        sample=request.sampling is not None and request.prefill_done,
+        zero_last_page=request.sampling is None and ends_prefill,
         may_draft=may_draft,
     )
 
 
-def chunk_of(sequence: Sequence, page_indices: tuple[int, ...]) -> PrefillChunk:
-    """What the pass that a sequence is in prefills of it."""
-    end = sequence.num_computed + sequence.num_in_pass
+def chunk_of(request: Request, page_indices: tuple[int, ...]) -> PrefillChunk:
+    """What the pass that a request is in prefills of it."""
+    end = request.num_computed + request.num_in_pass
     return PrefillChunk(
-        request_id=sequence.request_id,
-        start=sequence.num_computed,
+        request_id=request.request_id,
+        start=request.num_computed,
         end=end,
-        last=end >= sequence.prefill_len,
+        last=end >= request.prefill_len,
         page_indices=page_indices,
     )
 
 
-def finish_reason(
-    sequence: Sequence, token_id: int, sampling: SamplingParams
-) -> FinishReason | None:
-    """Why this token is the sequence's last; None: it is not."""
+def finish_reason(request: Request, token_id: int, sampling: SamplingParams) -> FinishReason | None:
+    """Why this token is the request's last; None: it is not."""
     if token_id in sampling.stop_token_ids:
         return FinishReason.STOP
-    return FinishReason.LENGTH if sequence.output_len >= sampling.max_tokens else None
+    return FinishReason.LENGTH if request.output_len >= sampling.max_tokens else None
 
 
 def logprobs_of(sampled: SampledToken, sampling: SamplingParams) -> list[ScoredToken]:

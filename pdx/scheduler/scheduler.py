@@ -2,18 +2,18 @@
 role.
 
 Owned by the primary's event loop. Touches no tensor, knows no socket and no clock. The life of a
-sequence:
+request:
 
     submit -> WAITING --admit (pages leased)--> ADMITTED --start--> RUNNING --finish/abort--> gone
                  ^                                  |                  |
                  +------------ requeue -------------+---- preempted ---+
 
 A colocated engine and a prefiller start what they admit at once; a decoder starts it when the KV
-cache has arrived. Who comes next is said in ``pdx.scheduler.order``. A sequence that runs out of
+cache has arrived. Who comes next is said in ``pdx.scheduler.order``. A request that runs out of
 pages preempts the youngest, which later resumes with prompt and output as its new prompt.
 
 With a prefix cache, pages are published as soon as all of their tokens are computed, by the hash of
-all tokens up to their end; a sequence begins with the published pages of its longest known prefix.
+all tokens up to their end; a request begins with the published pages of its longest known prefix.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pdx.scheduler.passes import (
     step_of,
 )
 from pdx.scheduler.prefixes import PrefixSharing
-from pdx.scheduler.sequence import PromptScoring, Sequence, SequenceState, SequenceUpdate
+from pdx.scheduler.request import PromptScoring, Request, RequestState, RequestUpdate
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
@@ -78,15 +78,15 @@ class Scheduler:
         self.limits = limits
         self._prefixes = PrefixSharing(pool, limits.page_size, cache_root)
         self.pool = pool
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[Request] = deque()
         #: ADMITTED and RUNNING, oldest first (dicts keep order).
-        self._active: dict[int, Sequence] = {}
+        self._active: dict[int, Request] = {}
         #: Sequences in the pass that runs now, in the batch's order.
-        self._in_pass: list[Sequence] = []
+        self._in_pass: list[Request] = []
         self._removes: list[int] = []
         self._last_pass_idx = 0
         self.num_drafts = self.num_right_drafts = 0  # fed by ranks; what was sampled
-        #: Times that a running sequence gave its pages to an older one.
+        #: Times that a running request gave its pages to an older one.
         self.num_preemptions = 0
         self._has_hashed = False
 
@@ -112,17 +112,17 @@ class Scheduler:
             InvalidRequest: it could never fit this node's pages.
         """
         ids = IdArray(token_ids)
-        sequence = Sequence(request_id, ids, len(ids), sampling, scoring, cache_salt, group)
+        request = Request(request_id, ids, len(ids), sampling, scoring, cache_salt, group)
         assert ids and request_id not in self._active
-        needed = self._num_pages_for(sequence.max_len())
+        needed = self._num_pages_for(request.max_len())
         if needed > self.pool.num_pages:
             raise InvalidRequest(
                 f"the request needs {needed} KV pages of {self.limits.page_size} tokens "
-                f"({sequence.max_len()} tokens), this node has {self.pool.num_pages}",
+                f"({request.max_len()} tokens), this node has {self.pool.num_pages}",
                 hint="shorten the prompt, lower max_tokens, or start the node with more KV memory",
             )
-        self._waiting.append(sequence)
-        self._prefixes.hash_later(sequence)
+        self._waiting.append(request)
+        self._prefixes.hash_later(request)
 
     @property
     def is_hashing(self) -> bool:
@@ -139,40 +139,40 @@ class Scheduler:
         self._prefixes.go_on()
         self._has_hashed = True
 
-    def admit(self, held: Collection[int] = ()) -> list[Sequence]:
+    def admit(self, held: Collection[int] = ()) -> list[Request]:
         """Lease pages for waiting requests, in their order, until one does not fit. Those whose
         next page is being computed wait for it; those that are not hashed yet, for that.
 
         Args:
             held: requests that wait for something else.
         """
-        admitted: list[Sequence] = []
+        admitted: list[Request] = []
         if not self._has_hashed:
             self.hash_some()  # also of prompts whose requests have left: nobody else forgets them
         self._has_hashed = False
         if not self._waiting:
             return admitted
         being_computed = self._prefixes.next_keys(self._active.values())
-        for sequence in admission_order(self._waiting, self._active.values()):
+        for request in admission_order(self._waiting, self._active.values()):
             if len(self._active) >= self.limits.max_num_seqs:
                 break
-            if sequence.request_id in held or not self._prefixes.is_hashed(sequence):
+            if request.request_id in held or not self._prefixes.is_hashed(request):
                 continue
-            shared = self._prefixes.known(sequence)
-            if self._prefixes.lacks(sequence, len(shared)) in being_computed:
+            shared = self._prefixes.known(request)
+            if self._prefixes.lacks(request, len(shared)) in being_computed:
                 continue
-            num_fresh = self._num_pages_at_admission(sequence) - len(shared)
+            num_fresh = self._num_pages_at_admission(request) - len(shared)
             lease_id = self._prefixes.lease(num_fresh, shared)
             if lease_id is None:
                 break
-            self._waiting.remove(sequence)
-            sequence.lease_id = lease_id
-            sequence.num_published = len(shared)
-            sequence.num_cached = len(shared) * self.limits.page_size
-            sequence.state = SequenceState.ADMITTED
-            self._active[sequence.request_id] = sequence
-            admitted.append(sequence)
-            being_computed |= self._prefixes.next_keys([sequence])
+            self._waiting.remove(request)
+            request.lease_id = lease_id
+            request.num_published = len(shared)
+            request.num_cached = len(shared) * self.limits.page_size
+            request.state = RequestState.ADMITTED
+            self._active[request.request_id] = request
+            admitted.append(request)
+            being_computed |= self._prefixes.next_keys([request])
         return admitted
 
     def start(
@@ -189,39 +189,39 @@ class Scheduler:
                 prefix shares).
             scoring: its prompt is prefilled and scored here, which was not known when it came.
         """
-        sequence = self._active[request_id]
-        assert sequence.state is SequenceState.ADMITTED
-        sequence.scoring = scoring or sequence.scoring
-        sequence.state = SequenceState.RUNNING
-        sequence.num_computed = sequence.num_cached if num_computed is None else num_computed
-        self._prefixes.publish_some(sequence)
+        request = self._active[request_id]
+        assert request.state is RequestState.ADMITTED
+        request.scoring = scoring or request.scoring
+        request.state = RequestState.RUNNING
+        request.num_computed = request.num_cached if num_computed is None else num_computed
+        self._prefixes.publish_some(request)
 
     def abort(self, request_id: int) -> None:
         """End a request, wherever it is; unknown ids are fine. Pages follow the pool's rules."""
-        for sequence in self._waiting:
-            if sequence.request_id == request_id:
-                self._waiting.remove(sequence)
-                sequence.state = SequenceState.ENDED
+        for request in self._waiting:
+            if request.request_id == request_id:
+                self._waiting.remove(request)
+                request.state = RequestState.ENDED
                 return
         active = self._active.get(request_id)
-        if active is not None and active.state is not SequenceState.ENDED:
+        if active is not None and active.state is not RequestState.ENDED:
             self._end(active)
 
     def requeue(self, request_id: int) -> None:
         """An admitted request waits again, first in the queue, with other pages next time."""
         self._preempt(self._active[request_id])
 
-    def waiting(self) -> list[Sequence]:
+    def waiting(self) -> list[Request]:
         """Queued requests, next one first."""
         return list(self._waiting)
 
-    def sequence(self, request_id: int) -> Sequence | None:
+    def request(self, request_id: int) -> Request | None:
         """An admitted or running request."""
         return self._active.get(request_id)
 
-    def lacks_one_page_at_most(self, sequence: Sequence) -> bool:
+    def lacks_one_page_at_most(self, request: Request) -> bool:
         """Whether earlier requests left all of an admitted one but for a part of its last page."""
-        return self._prefixes.lacks_one_page_at_most(sequence)
+        return self._prefixes.lacks_one_page_at_most(request)
 
     @property
     def num_waiting(self) -> int:
@@ -243,7 +243,7 @@ class Scheduler:
         if not decodes and not prefills and not self._removes:
             return None
         self._last_pass_idx += 1
-        self._in_pass = [*decodes, *(sequence for sequence, _ in prefills)]
+        self._in_pass = [*decodes, *(request for request, _ in prefills)]
         starts = [start_message(s) for s in self._in_pass if not s.on_rank]
         steps = [self._step(s, 1, may_draft=self._may_draft(s)) for s in decodes]
         steps += [self._step(s, n) for s, n in prefills]
@@ -253,7 +253,7 @@ class Scheduler:
             batch=batch, chunks=[chunk_of(s, self._pages_of(s)) for s, _ in prefills]
         )
 
-    def postprocess(self, output: StepOutput) -> list[SequenceUpdate]:
+    def postprocess(self, output: StepOutput) -> list[RequestUpdate]:
         """Take in a pass's result; returns what changed, in the batch's order, without ended
         requests.
         """
@@ -263,19 +263,17 @@ class Scheduler:
         self.num_right_drafts += len(output.tokens) - len(sampled)
         scores = {scored.request_id: scored for scored in output.prompt_scores}
         updates = []
-        for sequence in self._in_pass:
-            assert sequence.lease_id is not None
-            self.pool.drop(sequence.lease_id, Use.PASS)
-            sequence.num_computed += sequence.num_in_pass
-            sequence.num_in_pass = 0
-            if sequence.state is SequenceState.ENDED:
-                self._forget(sequence)
+        for request in self._in_pass:
+            assert request.lease_id is not None
+            self.pool.drop(request.lease_id, Use.PASS)
+            request.num_computed += request.num_in_pass
+            request.num_in_pass = 0
+            if request.state is RequestState.ENDED:
+                self._forget(request)
             else:
-                self._prefixes.publish_some(sequence)
-                request_id = sequence.request_id
-                update = self._advance(
-                    sequence, sampled.get(request_id, []), scores.get(request_id)
-                )
+                self._prefixes.publish_some(request)
+                request_id = request.request_id
+                update = self._advance(request, sampled.get(request_id, []), scores.get(request_id))
                 if update is not None:
                     updates.append(update)
         self._in_pass = []
@@ -284,31 +282,31 @@ class Scheduler:
     # ---- inside ---------------------------------------------------------------------------
 
     def _advance(
-        self, sequence: Sequence, sampled: list[SampledToken], scores: PromptScores | None
-    ) -> SequenceUpdate | None:
-        request_id = sequence.request_id
+        self, request: Request, sampled: list[SampledToken], scores: PromptScores | None
+    ) -> RequestUpdate | None:
+        request_id = request.request_id
         if not sampled:
-            prefilled = sequence.sampling is None and sequence.prefill_done
+            prefilled = request.sampling is None and request.prefill_done
             if prefilled:
-                self._end(sequence)
+                self._end(request)
             if not prefilled and scores is None:
                 return None
-            return SequenceUpdate(request_id=request_id, prefilled=prefilled, prompt_scores=scores)
-        assert sequence.sampling is not None
+            return RequestUpdate(request_id=request_id, prefilled=prefilled, prompt_scores=scores)
+        assert request.sampling is not None
         token_ids: list[int] = []
         logprobs: list[ScoredToken] = []
         reason = None
         for token in sampled:
             # What a second token was sampled behind: the draft that was right.
-            sequence.num_computed += bool(token_ids)
-            sequence.token_ids.append(token.token_id)
+            request.num_computed += bool(token_ids)
+            request.token_ids.append(token.token_id)
             token_ids.append(token.token_id)
-            logprobs += logprobs_of(token, sequence.sampling)
-            reason = finish_reason(sequence, token.token_id, sequence.sampling)
+            logprobs += logprobs_of(token, request.sampling)
+            reason = finish_reason(request, token.token_id, request.sampling)
             if reason is not None:
-                self._end(sequence)
+                self._end(request)
                 break
-        return SequenceUpdate(
+        return RequestUpdate(
             request_id=request_id,
             token_ids=token_ids,
             logprobs=logprobs,
@@ -316,92 +314,92 @@ class Scheduler:
             finish_reason=reason,
         )
 
-    def _schedule_decodes(self) -> list[Sequence]:
-        decodes: list[Sequence] = []
-        for sequence in list(self._active.values()):
-            if not self._ready(sequence) or sequence.sampling is None or not sequence.prefill_done:
+    def _schedule_decodes(self) -> list[Request]:
+        decodes: list[Request] = []
+        for request in list(self._active.values()):
+            if not self._ready(request) or request.sampling is None or not request.prefill_done:
                 continue
-            if self._grow(sequence):
-                decodes.append(sequence)
+            if self._grow(request):
+                decodes.append(request)
         return decodes
 
-    def _schedule_prefills(self) -> list[tuple[Sequence, int]]:
+    def _schedule_prefills(self) -> list[tuple[Request, int]]:
         able = [s for s in self._active.values() if self._ready(s) and not s.prefill_done]
         return fill_chunk(able, self.limits.chunk_len) if able else []
 
     @staticmethod
-    def _ready(sequence: Sequence) -> bool:
-        return sequence.state is SequenceState.RUNNING
+    def _ready(request: Request) -> bool:
+        return request.state is RequestState.RUNNING
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Make sure there is a page for the next position; False if the sequence itself was
+    def _grow(self, request: Request) -> bool:
+        """Make sure there is a page for the next position; False if the request itself was
         preempted.
         """
-        assert sequence.lease_id is not None
+        assert request.lease_id is not None
         while True:
-            wanted = self._num_pages_for(len(sequence.token_ids))
-            missing = wanted - self.pool.num_pages_of(sequence.lease_id)
-            if missing <= 0 or self.pool.extend(sequence.lease_id, missing) is not None:
+            wanted = self._num_pages_for(len(request.token_ids))
+            missing = wanted - self.pool.num_pages_of(request.lease_id)
+            if missing <= 0 or self.pool.extend(request.lease_id, missing) is not None:
                 return True
             victim = next(s for s in reversed(self._active.values()) if self._ready(s))
             self._preempt(victim)
             self.num_preemptions += 1
-            if victim is sequence:
+            if victim is request:
                 return False
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self._end(sequence, self._prefixes.leave_at_once)
-        fresh = Sequence(
-            sequence.request_id,
-            sequence.token_ids,
-            sequence.prompt_len,
-            sequence.sampling,
+    def _preempt(self, request: Request) -> None:
+        self._end(request, self._prefixes.leave_at_once)
+        fresh = Request(
+            request.request_id,
+            request.token_ids,
+            request.prompt_len,
+            request.sampling,
             # Scores go by position, so that some may come again.
-            scoring=None if sequence.prefill_done else sequence.scoring,
-            cache_salt=sequence.cache_salt,
-            group=sequence.group,
-            page_keys=sequence.page_keys,
+            scoring=None if request.prefill_done else request.scoring,
+            cache_salt=request.cache_salt,
+            group=request.group,
+            page_keys=request.page_keys,
         )
         self._waiting.appendleft(fresh)
         self._prefixes.hash_later(fresh)
 
-    def _end(self, sequence: Sequence, leave: Callable[[Sequence], None] | None = None) -> None:
-        """Give the pages up; the sequence leaves now, or with the pass that carries it."""
-        sequence.state = SequenceState.ENDED
-        (leave or self._prefixes.leave)(sequence)
-        if not sequence.num_in_pass:
-            self._forget(sequence)
+    def _end(self, request: Request, leave: Callable[[Request], None] | None = None) -> None:
+        """Give the pages up; the request leaves now, or with the pass that carries it."""
+        request.state = RequestState.ENDED
+        (leave or self._prefixes.leave)(request)
+        if not request.num_in_pass:
+            self._forget(request)
 
-    def _forget(self, sequence: Sequence) -> None:
-        if self._active.get(sequence.request_id) is sequence:
-            del self._active[sequence.request_id]
-        if sequence.on_rank:
-            self._removes.append(sequence.request_id)
+    def _forget(self, request: Request) -> None:
+        if self._active.get(request.request_id) is request:
+            del self._active[request.request_id]
+        if request.on_rank:
+            self._removes.append(request.request_id)
 
-    def _may_draft(self, sequence: Sequence) -> bool:
+    def _may_draft(self, request: Request) -> bool:
         """Two more tokens are wanted, and there is a page for one more; nobody is preempted."""
-        assert sequence.lease_id is not None and sequence.sampling is not None
-        if not self.limits.drafts or sequence.output_len + 2 > sequence.sampling.max_tokens:
+        assert request.lease_id is not None and request.sampling is not None
+        if not self.limits.drafts or request.output_len + 2 > request.sampling.max_tokens:
             return False
-        missing = self._num_pages_for(len(sequence.token_ids) + 1) - len(self._pages_of(sequence))
-        return missing <= 0 or self.pool.extend(sequence.lease_id, missing) is not None
+        missing = self._num_pages_for(len(request.token_ids) + 1) - len(self._pages_of(request))
+        return missing <= 0 or self.pool.extend(request.lease_id, missing) is not None
 
-    def _step(self, sequence: Sequence, num_tokens: int, *, may_draft: bool = False) -> RequestStep:
-        assert sequence.lease_id is not None
-        self.pool.hold(sequence.lease_id, Use.PASS)
-        new = self.pool.page_indices(sequence.lease_id, sequence.num_pages_sent)
-        return step_of(sequence, num_tokens, new, may_draft=may_draft)
+    def _step(self, request: Request, num_tokens: int, *, may_draft: bool = False) -> RequestStep:
+        assert request.lease_id is not None
+        self.pool.hold(request.lease_id, Use.PASS)
+        new = self.pool.page_indices(request.lease_id, request.num_pages_sent)
+        return step_of(request, num_tokens, new, may_draft=may_draft)
 
-    def _pages_of(self, sequence: Sequence) -> tuple[int, ...]:
-        assert sequence.lease_id is not None
-        return self.pool.page_indices(sequence.lease_id)
+    def _pages_of(self, request: Request) -> tuple[int, ...]:
+        assert request.lease_id is not None
+        return self.pool.page_indices(request.lease_id)
 
     def _num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.limits.page_size)
 
-    def _num_pages_at_admission(self, sequence: Sequence) -> int:
+    def _num_pages_at_admission(self, request: Request) -> int:
         reserve = 0
-        if sequence.sampling is not None:
-            left = sequence.sampling.max_tokens - sequence.output_len
+        if request.sampling is not None:
+            left = request.sampling.max_tokens - request.output_len
             reserve = min(left, self.limits.reserve_output_len)
-        return self._num_pages_for(len(sequence.token_ids) + reserve)
+        return self._num_pages_for(len(request.token_ids) + reserve)

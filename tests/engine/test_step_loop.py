@@ -17,8 +17,8 @@ from pdx.lab.sim.loop import VirtualLoop
 from pdx.metrics.clock import now_s
 from pdx.request.batch import Batch, StepOutput
 from pdx.scheduler.passes import ScheduledPass
+from pdx.scheduler.request import RequestUpdate
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
-from pdx.scheduler.sequence import SequenceUpdate
 
 PAGE = 4
 LONG_PROMPT = list(range(2000 * PAGE))
@@ -63,7 +63,7 @@ class Node:
     def before_pass(self, scheduled: ScheduledPass) -> None:
         """Nobody is told."""
 
-    def after_pass(self, updates: list[SequenceUpdate]) -> None:
+    def after_pass(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
             self.prefilled.put_nowait(update.request_id)
 

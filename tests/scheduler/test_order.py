@@ -21,8 +21,8 @@ def scheduler(num_pages: int = 4096, max_num_seqs: int = 64, chunk_len: int = CH
 
 def step(each: Scheduler) -> list[PrefillChunk]:
     """One pass; its chunks in order."""
-    for sequence in each.admit():
-        each.start(sequence.request_id)
+    for request in each.admit():
+        each.start(request.request_id)
     scheduled = each.schedule()
     assert scheduled is not None
     each.postprocess(StepOutput(pass_idx=scheduled.batch.pass_idx, tokens=[], pass_s=0.0))
@@ -66,7 +66,7 @@ def seconds_to_first_token(
         node.submit(request_id, [1] * 4000, None)
     ended = False
     while not ended:
-        if now >= came_s and node.sequence(99) is None:
+        if now >= came_s and node.request(99) is None:
             node.submit(99, [1] * prompt_len, None)
         chunks = step(node)
         now += pass_s(sum(chunk.end - chunk.start for chunk in chunks))

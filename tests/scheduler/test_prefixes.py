@@ -17,8 +17,8 @@ from pdx.kv.prefix import next_key, root_key
 from pdx.request.batch import SampledToken, StepOutput
 from pdx.request.request import SamplingParams
 from pdx.scheduler.passes import ScheduledPass
+from pdx.scheduler.request import PromptScoring, RequestUpdate
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
-from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 from tests.scheduler.test_scheduler import DictRank
 
 PAGE = 4
@@ -41,9 +41,9 @@ class Node:
         self.tokens[request_id] = token_ids
         self.scheduler.submit(request_id, token_ids, None, cache_salt=salt)
 
-    def step(self, held: Collection[int] = ()) -> list[SequenceUpdate]:
-        for sequence in self.scheduler.admit(held):
-            self.scheduler.start(sequence.request_id)
+    def step(self, held: Collection[int] = ()) -> list[RequestUpdate]:
+        for request in self.scheduler.admit(held):
+            self.scheduler.start(request.request_id)
         scheduled = self.scheduler.schedule()
         if scheduled is None:
             return []
@@ -163,9 +163,9 @@ def test_pages_under_send_are_not_given_away() -> None:
     """A6: a prefiller must not reuse a page that its writes still read."""
     node = Node(num_pages=4)
     node.submit(1, prompt(1, 2, 3))
-    for sequence in node.scheduler.admit():
-        node.scheduler.start(sequence.request_id)
-    lease_id = node.scheduler.sequence(1).lease_id  # type: ignore[union-attr]
+    for request in node.scheduler.admit():
+        node.scheduler.start(request.request_id)
+    lease_id = node.scheduler.request(1).lease_id  # type: ignore[union-attr]
     assert lease_id is not None
     node.scheduler.pool.hold(lease_id, Use.SEND)
     node.run(1)
@@ -183,8 +183,8 @@ def test_a_shared_page_is_cached_only_after_its_last_reader() -> None:
     assert node.scheduler.pool.counts().cached == 2
     for request_id in (2, 3):
         node.submit(request_id, [*prompt(1, 2), request_id])
-    for sequence in node.scheduler.admit():
-        node.scheduler.start(sequence.request_id)
+    for request in node.scheduler.admit():
+        node.scheduler.start(request.request_id)
     assert node.scheduler.pool.counts().filled == 2
     node.scheduler.abort(2)
     assert node.scheduler.pool.counts().filled == 2
@@ -198,8 +198,8 @@ def test_a_decoded_text_is_shared_by_the_next_turn() -> None:
     scheduler = Scheduler(limits, PagePool(16), "model")
     rank = DictRank(PAGE, 16)
     scheduler.submit(1, [1] * 6, SamplingParams(max_tokens=5, temperature=0.0))
-    for sequence in scheduler.admit():
-        scheduler.start(sequence.request_id)
+    for request in scheduler.admit():
+        scheduler.start(request.request_id)
     text = [1] * 6
     while (scheduled := scheduler.schedule()) is not None:
         for update in scheduler.postprocess(rank.run(scheduled.batch)):
@@ -238,7 +238,7 @@ def test_a_long_prompt_is_hashed_in_slices_and_admitted_after_the_last() -> None
         hashed.append(len(long.page_keys))
     assert len(hashed) > 4
     assert max(after - before for before, after in itertools.pairwise(hashed)) < 500
-    assert {sequence.request_id for sequence in admitted} == {1, 2}
+    assert {request.request_id for request in admitted} == {1, 2}
 
 
 def arrived(num_pages: int, max_tokens: int) -> tuple[Scheduler, list[int]]:
@@ -256,9 +256,9 @@ def arrived(num_pages: int, max_tokens: int) -> tuple[Scheduler, list[int]]:
 def test_the_pages_of_a_long_prompt_that_came_at_once_are_published_in_slices() -> None:
     num_pages = 10_000
     scheduler, _ = arrived(num_pages, max_tokens=9)
-    sequence = scheduler.sequence(1)
-    assert sequence is not None
-    published = [0, sequence.num_published]
+    request = scheduler.request(1)
+    assert request is not None
+    published = [0, request.num_published]
     while published[-1] < num_pages:
         scheduled = scheduler.schedule()
         assert scheduled is not None
@@ -266,7 +266,7 @@ def test_the_pages_of_a_long_prompt_that_came_at_once_are_published_in_slices() 
         scheduler.postprocess(
             StepOutput(pass_idx=scheduled.batch.pass_idx, tokens=[token], pass_s=0.0)
         )
-        published.append(sequence.num_published)
+        published.append(request.num_published)
     assert max(after - before for before, after in itertools.pairwise(published)) <= 2048
 
 
@@ -340,13 +340,13 @@ def test_pages_that_were_found_and_have_left_the_cache_meanwhile_are_not_shared(
 def test_a_prompt_that_leaves_is_hashed_no_further() -> None:
     scheduler = Node(num_pages=4096, root="model").scheduler
     scheduler.submit(1, list(range(2000 * PAGE)), None)
-    [sequence] = scheduler.waiting()
+    [request] = scheduler.waiting()
     scheduler.hash_some()
-    num_hashed = len(sequence.page_keys)
+    num_hashed = len(request.page_keys)
     scheduler.abort(1)
     scheduler.hash_some()
     assert not scheduler.is_hashing
-    assert len(sequence.page_keys) == num_hashed
+    assert len(request.page_keys) == num_hashed
 
 
 def test_a_prompt_that_leaves_before_it_is_hashed_keeps_nobody_busy() -> None:
@@ -380,9 +380,9 @@ def test_e5_keys_are_equal_in_all_processes() -> None:
 def decoded(scheduler: Scheduler, rank: DictRank, request_id: int, token_ids: list[int]) -> int:
     """Serve a prompt as a decoder does; how many of its tokens a prefiller is asked for."""
     scheduler.submit(request_id, token_ids, SamplingParams(max_tokens=1, temperature=0.0))
-    [sequence] = scheduler.admit()
-    wanted = len(token_ids) - 1 - sequence.num_cached
-    if scheduler.lacks_one_page_at_most(sequence):
+    [request] = scheduler.admit()
+    wanted = len(token_ids) - 1 - request.num_cached
+    if scheduler.lacks_one_page_at_most(request):
         wanted = 0
     scheduler.start(request_id, num_computed=len(token_ids) - 1 if wanted else None)
     while (scheduled := scheduler.schedule()) is not None:
@@ -413,9 +413,9 @@ def test_a_repeated_prompt_asks_for_nothing_that_is_here_and_computes_a_page_at_
     computed = []
     for request_id in (1, 2):
         prefiller.submit(request_id, token_ids[:-1], None)
-        [sequence] = prefiller.admit()
+        [request] = prefiller.admit()
         prefiller.start(request_id)
-        computed.append(sequence.prefill_len - sequence.num_cached)
+        computed.append(request.prefill_len - request.num_cached)
         while (scheduled := prefiller.schedule()) is not None:
             output = StepOutput(pass_idx=scheduled.batch.pass_idx, tokens=[], pass_s=0.0)
             prefiller.postprocess(output)

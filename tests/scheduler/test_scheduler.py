@@ -13,8 +13,8 @@ from pdx.kv.pages import PagePool, Proof, Use
 from pdx.request.batch import Batch, SampledToken, StepOutput
 from pdx.request.request import FinishReason, SamplingParams
 from pdx.scheduler.passes import ScheduledPass
+from pdx.scheduler.request import PromptScoring, RequestUpdate
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
-from pdx.scheduler.sequence import PromptScoring, SequenceUpdate
 
 EOS = 99
 
@@ -69,7 +69,7 @@ class DictRank:
         )
 
     def next_token(self, request_id: int) -> int:
-        """A function of the sequence alone, so that a resumed request repeats itself."""
+        """A function of the request alone, so that a resumed request repeats itself."""
         return (sum(self.tokens[request_id]) * 7 + len(self.tokens[request_id])) % 50
 
 
@@ -92,10 +92,10 @@ def make(
     return Scheduler(limits, PagePool(num_pages)), DictRank(page_size, num_pages)
 
 
-def step(scheduler: Scheduler, rank: DictRank) -> list[SequenceUpdate] | None:
+def step(scheduler: Scheduler, rank: DictRank) -> list[RequestUpdate] | None:
     """Admit, start what was admitted, run one pass."""
-    for sequence in scheduler.admit():
-        scheduler.start(sequence.request_id)
+    for request in scheduler.admit():
+        scheduler.start(request.request_id)
     scheduled = scheduler.schedule()
     if scheduled is None:
         return None
@@ -131,8 +131,8 @@ def test_prompt_is_prefilled_in_chunks_and_its_last_token_by_a_decode_step(promp
 
 
 def _next(scheduler: Scheduler) -> ScheduledPass | None:
-    for sequence in scheduler.admit():
-        scheduler.start(sequence.request_id)
+    for request in scheduler.admit():
+        scheduler.start(request.request_id)
     return scheduler.schedule()
 
 
@@ -207,7 +207,7 @@ def test_prefill_only_request_ends_without_a_token() -> None:
     scheduler, rank = make()
     scheduler.submit(1, list(range(10)), None)
     updates = [update for _ in range(2) for update in step(scheduler, rank) or []]
-    assert updates == [SequenceUpdate(request_id=1, prefilled=True)]
+    assert updates == [RequestUpdate(request_id=1, prefilled=True)]
     run_all(scheduler, rank)
     assert scheduler.pool.counts().at_rest and not rank.tokens
 

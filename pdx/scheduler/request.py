@@ -14,11 +14,11 @@ from pdx.request.batch import PromptScores, ScoredToken
 from pdx.request.ids import IdArray
 from pdx.request.request import FinishReason, SamplingParams
 
-__all__ = ["PromptScoring", "Sequence", "SequenceState", "SequenceUpdate"]
+__all__ = ["PromptScoring", "Request", "RequestState", "RequestUpdate"]
 
 
-class SequenceState(enum.Enum):
-    """Where a sequence stands."""
+class RequestState(enum.Enum):
+    """Where a request stands."""
 
     #: In the queue; holds no pages.
     WAITING = "waiting"
@@ -41,7 +41,7 @@ class PromptScoring:
 
 
 @dataclass(slots=True)
-class Sequence:
+class Request:
     """Owned by the scheduler; others read it."""
 
     request_id: int
@@ -61,11 +61,11 @@ class Sequence:
     #: publications they were: a page may have left the cache since.
     found_pages: IdArray = field(default_factory=IdArray)
     found_publications: array[int] = field(default_factory=lambda: array("q"))
-    state: SequenceState = SequenceState.WAITING
+    state: RequestState = RequestState.WAITING
     lease_id: int | None = None
     #: Tokens at the front of ``token_ids`` whose KV is in our pages.
     num_computed: int = 0
-    #: Of these: tokens in pages that another sequence has computed.
+    #: Of these: tokens in pages that another request has computed.
     num_cached: int = 0
     #: Pages at the front that others may share.
     num_published: int = 0
@@ -75,7 +75,7 @@ class Sequence:
     num_passed_over: int = 0
     #: Pages the rank has been told of.
     num_pages_sent: int = 0
-    #: The rank knows the sequence.
+    #: The rank knows the request.
     on_rank: bool = False
 
     @property
@@ -107,12 +107,12 @@ class Sequence:
         return self.prefill_len - (self.sampling is None)
 
     def max_len(self) -> int:
-        """The longest the sequence can become."""
+        """The longest the request can become."""
         return self.prompt_len + (self.sampling.max_tokens if self.sampling else 0)
 
 
-class SequenceUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass did to a sequence. A prefill-only sequence ends with ``prefilled``."""
+class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pass did to a request. A prefill-only request ends with ``prefilled``."""
 
     request_id: int
     token_ids: list[int] = []
