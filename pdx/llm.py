@@ -176,7 +176,7 @@ class LLM:
             frontend=self._frontend,
         )
         self._closing.push_async_callback(node.stop, "the client shuts down")
-        await node.peers.connect_any(patience_s, logger.info)
+        await node.prefillers.connect_any(patience_s, logger.info)
         return node
 
     async def _generate_all(

@@ -120,10 +120,10 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             trace=trace,
         )
         closing.push_async_callback(node.stop, "the decoder shuts down")
-        await node.peers.connect_any(patience_s, status_line)
+        await node.prefillers.connect_any(patience_s, status_line)
         report_on_request(lambda: node.status().counts)
         ready = await node.start_frontend(server)
-        status_line(f"{node.peers.status}, loaded in {loaded.load_s:.1f} s")
+        status_line(f"{node.prefillers.status}, loaded in {loaded.load_s:.1f} s")
         bound = Address(host=ready.host, port=ready.port)
         say_ready(bound, url_of(bound), what="the API")
         await run_until_drained(node, drain, settings["drain_timeout_s"])

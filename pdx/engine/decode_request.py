@@ -1,24 +1,26 @@
-"""What a decoder knows of one client stream besides its tokens: transfers, times, figures for its
-timeline.
+"""What a serving node knows of one client's request besides its tokens: its transfer, times, and
+figures for its timeline.
 """
 
 from __future__ import annotations
 
-from collections import abc
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pdx.errors import RequestError
 from pdx.messenger.actions import PrefillTimes
-from pdx.messenger.decode_link import Arrival, DecodeLink
-from pdx.messenger.messages import ChunkTimes, Prefill
+from pdx.messenger.decode_link import Arrival
+from pdx.messenger.messages import ChunkTimes
 from pdx.metrics.clock import now_s
 from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
 from pdx.request.batch import PromptScores, ScoredToken
-from pdx.request.ids import IdArray
 from pdx.request.names import RequestNames
-from pdx.scheduler.request import Request
+
+if TYPE_CHECKING:
+    from pdx.engine.prefillers import Prefiller
+    from pdx.engine.transfers import Transfer
 
 __all__ = ["DecodeRequest"]
 
@@ -26,7 +28,7 @@ __all__ = ["DecodeRequest"]
 _MAX_LANDED = 16
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DecodeRequest:
     """Owned by the decode node's event loop. Times are CLOCK_MONOTONIC seconds."""
 
@@ -40,23 +42,14 @@ class DecodeRequest:
     arrival_s: float = field(default_factory=now_s)
     #: Tokens of the prompt that a prefix cache held, here or on the prefiller.
     num_cached: int = 0
-    #: The transfer that runs now, and its link.
-    transfer_id: int | None = None
-    link: DecodeLink | None = None
-    #: The last transfer that was complete.
-    arrived_transfer_id: int | None = None
-    prefiller: str | None = None
-    provider: str | None = None
-    same_host: bool = False
-    #: Which prefiller was asked last; None: none ever was.
-    prefiller_idx: int | None = None
+    #: The latest transfer, under way or arrived; None: it needed none yet, or the last was lost.
+    transfer: Transfer | None = None
     #: Prefillers that have failed it, and the latest reason.
-    failed_prefillers: list[int] = field(default_factory=list)
+    failed_prefillers: list[Prefiller] = field(default_factory=list)
     last_error: RequestError | None = None
     #: When it first had to wait for a prefiller.
     waiting_since_s: float | None = None
-    #: Of the transfer that runs now, and of all that arrived.
-    asked_bytes: int = 0
+    #: Of all transfers that arrived.
     transfer_bytes: int = 0
     admitted_s: float | None = None
     #: What this node itself prefilled.
@@ -65,8 +58,11 @@ class DecodeRequest:
     arrived_s: float | None = None
     first_token_s: float | None = None
     output_len: int = 0
-    arrival: Arrival | None = None
-    times: PrefillTimes | None = None
+
+    @property
+    def prefiller(self) -> str | None:
+        """Whose KV cache it has, or waits for; None: this node's own."""
+        return None if self.transfer is None else self.transfer.link.peer
 
     def on_admitted(self, num_cached: int) -> None:
         """Its pages are leased. After a preemption that is told of the first time only."""
@@ -87,56 +83,18 @@ class DecodeRequest:
         chunk = ChunkTimes(end_position=end_position, start_ns=start_ns, end_ns=end_ns)
         self.own_chunks.append(chunk)
 
-    def dispatch(
-        self, transfer_id: int, prefiller_idx: int, link: DecodeLink, num_bytes: int
-    ) -> None:
+    def on_asked(self, transfer: Transfer) -> None:
         """A prefiller is asked for the KV cache."""
-        self.transfer_id, self.link = transfer_id, link
-        self.prefiller_idx = prefiller_idx
-        self.asked_bytes = num_bytes
+        self.transfer = transfer
         self.waiting_since_s = None
         if self.prompt_logprobs_wanted is not None:
             self.prompt_logprobs.clear()  # of a transfer that failed
-        self.prefiller, self.provider, self.same_host = link.peer, link.provider, link.same_host
         self.dispatched_s = now_s()
 
-    def prefill_of(
-        self,
-        sequence: Request,
-        pair: tuple[int, int],
-        *,
-        pages: abc.Sequence[int],
-        atoms_by_rank: list[int],
-    ) -> Prefill:
-        """What to ask the prefiller of the transfer that runs now for: all that the decoder's cache
-        lacks, but for the last token.
-
-        Args:
-            pair: slot and generation.
-            pages: this node's pages from the first lacking position on.
-            atoms_by_rank: what each of this node's ranks will count.
-        """
-        assert self.transfer_id is not None
-        return Prefill(
-            transfer_id=self.transfer_id,
-            token_ids=IdArray(sequence.token_ids[:-1]),
-            first_position=sequence.num_cached,
-            page_indices=IdArray(pages),
-            slot=pair[0],
-            generation=pair[1],
-            atoms_by_rank=atoms_by_rank,
-            prompt_logprobs=self.prompt_logprobs_wanted,
-            last_token_id=sequence.token_ids[-1],
-            cache_salt=sequence.cache_salt,
-            names=self.names,
-        )
-
-    def on_lost(self, error: RequestError) -> None:
+    def on_lost(self, transfer: Transfer, error: RequestError) -> None:
         """The KV cache will not come from whoever was asked."""
-        assert self.prefiller_idx is not None
-        self.transfer_id = self.link = None
-        self.prefiller = self.provider = None
-        self.failed_prefillers.append(self.prefiller_idx)
+        self.transfer = None
+        self.failed_prefillers.append(transfer.prefiller)
         self.last_error = error
 
     def on_own_scores(self, scores: PromptScores) -> None:
@@ -147,16 +105,10 @@ class DecodeRequest:
             del self.prompt_logprobs[scores.first_position - 1 :]
             self.prompt_logprobs += scores.tokens
 
-    def on_arrived(self, arrival: Arrival) -> None:
+    def on_arrived(self, transfer: Transfer) -> None:
         """The KV cache is here."""
-        self.arrival = arrival
-        self.transfer_bytes += self.asked_bytes
+        self.transfer_bytes += transfer.num_bytes
         self.arrived_s = now_s()
-
-    def on_ready(self) -> None:
-        """The request starts."""
-        self.arrived_transfer_id, self.transfer_id = self.transfer_id, None
-        self.link = None
 
     def take_prompt_logprobs(self) -> list[ScoredToken]:
         """The prompt's scores, once: they go out with the first tokens."""
@@ -172,12 +124,13 @@ class DecodeRequest:
 
     def timeline(self) -> RequestTimeline:
         """The finished request's timeline."""
-        times = self.times if self.same_host else None
+        link = None if self.transfer is None else self.transfer.link
+        times = self._prefill_times()
         return RequestTimeline(
             prompt_len=self.prompt_len,
             output_len=self.output_len,
             prefiller=self.prefiller,
-            provider=self.provider,
+            provider=None if link is None else link.provider,
             transfer_bytes=self.transfer_bytes,
             hidden_share=self._hidden_share(),
             admitted_s=self._since(self.admitted_s),
@@ -192,6 +145,14 @@ class DecodeRequest:
             chunks=self._chunks(times),
             landed=self._landed(),
         )
+
+    def _prefill_times(self) -> PrefillTimes | None:
+        """When the prefiller worked; None where its clock is another host's."""
+        transfer = self.transfer
+        return None if transfer is None or not transfer.link.same_host else transfer.times
+
+    def _arrival(self) -> Arrival | None:
+        return None if self.transfer is None else self.transfer.arrival
 
     def _since(self, moment_s: float | None) -> float | None:
         return None if moment_s is None else moment_s - self.arrival_s
@@ -211,9 +172,10 @@ class DecodeRequest:
         ]
 
     def _landed(self) -> list[LandedShare]:
-        if self.arrival is None or not len(self.arrival.ns):
+        arrival = self._arrival()
+        if arrival is None or not len(arrival.ns):
             return []
-        ns, atoms = self.arrival.ns, self.arrival.atoms
+        ns, atoms = arrival.ns, arrival.atoms
         total = int(atoms[-1])
         if len(ns) > _MAX_LANDED:
             picks = np.arange(_MAX_LANDED) * (len(ns) - 1) // (_MAX_LANDED - 1)
@@ -227,8 +189,9 @@ class DecodeRequest:
         """Share of the atoms that had been counted when the last layer was done. Atoms are equal in
         size.
         """
-        if self.times is None or self.arrival is None or not self.same_host:
+        times, arrival = self._prefill_times(), self._arrival()
+        if times is None or arrival is None:
             return None
-        before = int(np.searchsorted(self.arrival.ns, self.times.last_layer_ns, side="right"))
-        counted = int(self.arrival.atoms[before - 1]) if before else 0
-        return counted / int(self.arrival.atoms[-1])
+        before = int(np.searchsorted(arrival.ns, times.last_layer_ns, side="right"))
+        counted = int(arrival.atoms[before - 1]) if before else 0
+        return counted / int(arrival.atoms[-1])

@@ -139,7 +139,7 @@ class PeerConnector:
         identity: NodeIdentity,
         *,
         owner: DecodeLinkOwner,
-        on_link: Callable[[PeerConnector], None] = lambda connector: None,
+        on_link: Callable[[DecodeLink], None] = lambda link: None,
     ) -> None:
         """
         Args:
@@ -188,7 +188,7 @@ class PeerConnector:
         self.link = link
         self._status = f"connected to {self.address} ({link.provider})"
         self._serving = asyncio.create_task(link.run())
-        self._on_link(self)
+        self._on_link(link)
 
     async def _connect(self, identity: NodeIdentity) -> DecodeLink:
         connection = await connect(self.address, timeout_s=_CONNECT_TIMEOUT_S)

@@ -20,14 +20,18 @@ import enum
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pdx.config.node import RecoveryConfig
 
-__all__ = ["Ask", "Breaker", "Decision", "Place", "Prefiller", "decide"]
+__all__ = ["Ask", "Breaker", "Candidate", "Place", "decide"]
 
 #: Transfers whose outcomes a breaker remembers, and the fewest that it judges by.
 _WINDOW = 20
 _FEWEST = 5
+
+#: A prefiller, whatever stands for it.
+P = TypeVar("P")
 
 
 class Breaker:
@@ -95,10 +99,10 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefiller:
+class Candidate(Generic[P]):
     """A prefiller as a decision sees it."""
 
-    idx: int
+    prefiller: P
     #: It is connected and holds the prompt.
     able: bool
     #: Its breaker lets the request through.
@@ -117,33 +121,30 @@ class Place(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Generic[P]):
     """Ask this prefiller."""
 
-    idx: int
-
-
-Decision = Ask | Place
+    prefiller: P
 
 
 def decide(
     policy: RecoveryConfig,
-    prefillers: Sequence[Prefiller],
+    candidates: Sequence[Candidate[P]],
     *,
-    failed: Sequence[int],
+    failed: Sequence[P],
     has_begun: bool,
     waited_s: float,
-) -> Decision:
+) -> Ask[P] | Place:
     """What to do about a request that needs a prompt's KV cache; see the module's docstring.
 
     Args:
-        prefillers: the most willing first.
-        failed: indices of prefillers that have failed the request, the latest last.
+        candidates: the most willing first.
+        failed: the prefillers that have failed the request, the latest last.
         has_begun: its client has tokens already.
         waited_s: since it first had to wait.
     """
-    willing = [each.idx for each in prefillers if each.able and each.trusted]
-    fresh = [idx for idx in willing if idx not in failed]
+    willing = [each.prefiller for each in candidates if each.able and each.trusted]
+    fresh = [each for each in willing if each not in failed]
     may_ask = len(failed) <= policy.prefill_retries
     if has_begun and (failed or not willing):
         return Place.HERE
@@ -154,9 +155,9 @@ def decide(
     if not may_ask:
         return Place.GIVE_UP
     if willing:
-        return Ask(min(willing, key=lambda idx: _last_place(failed, idx)))
+        return Ask(min(willing, key=lambda each: _last_place(failed, each)))
     return Place.WAIT if waited_s < policy.prefiller_wait_s else Place.GIVE_UP
 
 
-def _last_place(failed: Sequence[int], idx: int) -> int:
-    return len(failed) - 1 - failed[::-1].index(idx)
+def _last_place(failed: Sequence[P], prefiller: P) -> int:
+    return len(failed) - 1 - failed[::-1].index(prefiller)

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 
 from pdx.config.node import RecoveryConfig
 from pdx.engine.peer import backoffs
-from pdx.engine.recovery import Ask, Breaker, Decision, Place, Prefiller, decide
+from pdx.engine.recovery import Ask, Breaker, Candidate, Place, decide
 
 PAUSE_S = 5.0
 
 
 @st.composite
-def states(draw: st.DrawFn) -> tuple[RecoveryConfig, list[Prefiller], list[int], bool, float]:
+def states(draw: st.DrawFn) -> tuple[RecoveryConfig, list[Candidate[int]], list[int], bool, float]:
     indices = draw(st.permutations(range(draw(st.integers(1, 4)))))
     prefillers = [
-        Prefiller(idx=idx, able=draw(st.booleans()), trusted=draw(st.booleans())) for idx in indices
+        Candidate(prefiller=idx, able=draw(st.booleans()), trusted=draw(st.booleans()))
+        for idx in indices
     ]
     policy = RecoveryConfig(
         local_fallback=draw(st.booleans()), prefill_retries=draw(st.integers(0, 3))
@@ -29,29 +30,29 @@ def states(draw: st.DrawFn) -> tuple[RecoveryConfig, list[Prefiller], list[int],
 
 
 def decision(
-    state: tuple[RecoveryConfig, list[Prefiller], list[int], bool, float],
-) -> Decision:
+    state: tuple[RecoveryConfig, list[Candidate[int]], list[int], bool, float],
+) -> Ask[int] | Place:
     policy, prefillers, failed, has_begun, waited_s = state
     return decide(policy, prefillers, failed=failed, has_begun=has_begun, waited_s=waited_s)
 
 
 @given(states())
 def test_only_a_prefiller_that_is_able_and_trusted_is_asked_and_not_too_often(
-    state: tuple[RecoveryConfig, list[Prefiller], list[int], bool, float],
+    state: tuple[RecoveryConfig, list[Candidate[int]], list[int], bool, float],
 ) -> None:
     policy, prefillers, failed, _, _ = state
     match decision(state):
-        case Ask(idx=idx):
-            [chosen] = [each for each in prefillers if each.idx == idx]
+        case Ask(prefiller=idx):
+            [chosen] = [each for each in prefillers if each.prefiller == idx]
             assert chosen.able and chosen.trusted
             assert len(failed) <= policy.prefill_retries
-            fresh = [p for p in prefillers if p.able and p.trusted and p.idx not in failed]
+            fresh = [p for p in prefillers if p.able and p.trusted and p.prefiller not in failed]
             assert not fresh or chosen is fresh[0], "one that has not failed it, first"
 
 
 @given(states())
 def test_a_stream_that_has_begun_is_never_failed_and_never_waits(
-    state: tuple[RecoveryConfig, list[Prefiller], list[int], bool, float],
+    state: tuple[RecoveryConfig, list[Candidate[int]], list[int], bool, float],
 ) -> None:
     policy, prefillers, failed, _, waited_s = state
     found = decision((policy, prefillers, failed, True, waited_s))
@@ -60,7 +61,7 @@ def test_a_stream_that_has_begun_is_never_failed_and_never_waits(
 
 @given(states())
 def test_with_local_fallback_nothing_waits_or_fails_and_without_it_nothing_new_runs_here(
-    state: tuple[RecoveryConfig, list[Prefiller], list[int], bool, float],
+    state: tuple[RecoveryConfig, list[Candidate[int]], list[int], bool, float],
 ) -> None:
     policy, _, _, has_begun, waited_s = state
     found = decision(state)
@@ -75,7 +76,7 @@ def test_with_local_fallback_nothing_waits_or_fails_and_without_it_nothing_new_r
 def test_failures_without_an_end_end_in_an_error() -> None:
     """One prefiller that fails everything, no local fallback."""
     policy = RecoveryConfig(local_fallback=False, prefill_retries=2)
-    prefillers = [Prefiller(idx=0, able=True, trusted=True)]
+    prefillers = [Candidate(prefiller=0, able=True, trusted=True)]
     failed: list[int] = []
     for _ in range(3):
         assert decide(policy, prefillers, failed=failed, has_begun=False, waited_s=0) == Ask(0)
@@ -86,7 +87,7 @@ def test_failures_without_an_end_end_in_an_error() -> None:
 
 def test_of_those_that_failed_it_the_one_is_asked_whose_failure_is_the_longest_ago() -> None:
     policy = RecoveryConfig(local_fallback=False, prefill_retries=5)
-    prefillers = [Prefiller(idx=idx, able=True, trusted=True) for idx in (2, 0, 1)]
+    prefillers = [Candidate(prefiller=idx, able=True, trusted=True) for idx in (2, 0, 1)]
     found = decide(policy, prefillers, failed=[1, 0, 2, 1], has_begun=False, waited_s=0)
     assert found == Ask(0)
 

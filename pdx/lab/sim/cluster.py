@@ -207,7 +207,7 @@ class RunningNode:
         )
         self.node = node
         try:
-            await node.peers.connect_any(_PATIENCE_S, lambda _: None)
+            await node.prefillers.connect_any(_PATIENCE_S, lambda _: None)
             await node.start_frontend(ServerConfig())
             await node.run()
         finally:

@@ -1,7 +1,8 @@
-"""A serving node's side of its frontend: takes streams in, sends tokens, failures and health out.
+"""The requests of a serving node's clients, each of which the frontend serves as an HTTP stream:
+takes them from the frontend, sends tokens, failures and health back.
 
-The same for a decoder and for a colocated node; what they do to get a prompt's KV cache is theirs.
-Runs on the primary's event loop.
+The same for a decoder and for a colocated node, which own it and call it; it calls neither. Runs on
+the primary's event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.frontend import FrontendProcess
 from pdx.engine.loading import LoadedModel
 from pdx.engine.throughput import Throughput
-from pdx.errors import CapacityError, RequestError
+from pdx.errors import RequestError
 from pdx.messenger.control import parse_address
 from pdx.metrics.timeline import RequestTimeline
 from pdx.metrics.trace import TraceWriter
@@ -38,7 +39,7 @@ from pdx.request.stream import (
 from pdx.scheduler.request import RequestUpdate
 from pdx.scheduler.scheduler import Scheduler
 
-__all__ = ["Frontend", "FrontendBridge", "StreamOwner"]
+__all__ = ["Frontend", "Streams"]
 
 #: How the node counts the ends of streams that the frontend gave up.
 _COUNTED_AS = {
@@ -68,27 +69,7 @@ class Frontend(Protocol):
         """End it."""
 
 
-class StreamOwner(Protocol):
-    """What the node does when streams come and go."""
-
-    def submit(self, submit: Submit) -> None:
-        """Give the request to the scheduler.
-
-        Raises:
-            RequestError: it cannot be served.
-        """
-
-    def aborted(self, request: DecodeRequest) -> None:
-        """The client has left; the scheduler has forgotten the request."""
-
-    def wake(self) -> None:
-        """The scheduler has changed."""
-
-    def transfers(self) -> Transfers:
-        """The node's transfers now."""
-
-
-class FrontendBridge:
+class Streams:
     """Owns the frontend (a process, unless one is given) and what is known of each stream besides
     its tokens.
     """
@@ -97,13 +78,11 @@ class FrontendBridge:
         self,
         loaded: LoadedModel,
         scheduler: Scheduler,
-        owner: StreamOwner,
         trace: TraceWriter | None = None,
         frontend: Frontend | None = None,
     ) -> None:
         self._loaded = loaded
         self._scheduler = scheduler
-        self._owner = owner
         self._trace = trace
         self._frontend: Frontend = frontend or FrontendProcess()
         #: By request id, which is the frontend's stream id.
@@ -145,22 +124,13 @@ class FrontendBridge:
             )
         )
 
-    async def serve(self) -> None:
-        """Take requests in until cancelled.
+    async def receive(self) -> Submit | Abort | TransfersAsked:
+        """What the frontend wants next.
 
         Raises:
             WorkerError: the frontend died.
         """
-        while True:
-            match await self._frontend.receive():
-                case Submit() as submit:
-                    self._submit(submit)
-                case Abort() as abort:
-                    self._abort(abort)
-                case TransfersAsked(query_id=query_id):
-                    told = TransfersTold(query_id=query_id, transfers=self._owner.transfers())
-                    self._frontend.send(told)
-            self._owner.wake()
+        return await self._frontend.receive()
 
     async def report(self, status: Callable[[], NodeStatus]) -> None:
         """Tell the frontend how the node is, when that changes, until cancelled."""
@@ -195,10 +165,9 @@ class FrontendBridge:
             return
         self._ended(request, error.kind)
         self._scheduler.abort(request_id)
-        self._report_failure(request_id, error)
-        self._owner.wake()
+        self.refuse(request_id, error)
 
-    def after_pass(self, updates: list[RequestUpdate]) -> None:
+    def send_updates(self, updates: list[RequestUpdate]) -> None:
         """Send what the pass has brought, in one frame."""
         frame = []
         for update in updates:
@@ -221,14 +190,8 @@ class FrontendBridge:
             **self.counters,
         }
 
-    def _submit(self, submit: Submit) -> None:
-        try:
-            if self.is_draining:
-                raise CapacityError("this node is draining", hint="send the request to another one")
-            self._owner.submit(submit)
-        except RequestError as error:
-            self._report_failure(submit.stream_id, error)
-            return
+    def open(self, submit: Submit) -> None:
+        """The scheduler has a client's request."""
         self.requests[submit.stream_id] = DecodeRequest(
             request_id=submit.stream_id,
             prompt_len=len(submit.token_ids),
@@ -236,13 +199,13 @@ class FrontendBridge:
             names=submit.names,
         )
 
-    def _abort(self, abort: Abort) -> None:
+    def close(self, abort: Abort) -> DecodeRequest | None:
+        """The frontend wants nothing more of a request. Returns it; None: it has ended already."""
         request = self.requests.pop(abort.stream_id, None)
         if request is None:
-            return
+            return None
         self.counters[_COUNTED_AS[abort.why]] += 1
         self._scheduler.abort(abort.stream_id)
-        self._owner.aborted(request)
         timeline = self._ended(request, abort.why.value)
         if abort.why is AbortReason.COMPLETE:
             last = StreamUpdate(
@@ -252,6 +215,23 @@ class FrontendBridge:
                 timeline=timeline,
             )
             self._frontend.send(StepFrame(updates=[last]))
+        return request
+
+    def refuse(self, stream_id: int, error: RequestError) -> None:
+        """Answer a request with an error."""
+        self.counters[f"failed_{error.kind}"] += 1
+        self._frontend.send(
+            StreamFailed(
+                stream_id=stream_id,
+                http_status=error.http_status,
+                kind=error.kind,
+                message=error.message if error.hint is None else f"{error.message}; {error.hint}",
+            )
+        )
+
+    def tell_transfers(self, asked: TransfersAsked, transfers: Transfers) -> None:
+        """Answer somebody who looks at the node's transfers."""
+        self._frontend.send(TransfersTold(query_id=asked.query_id, transfers=transfers))
 
     def _stream_update(self, request: DecodeRequest, update: RequestUpdate) -> StreamUpdate:
         is_first = request.first_token_s is None
@@ -282,14 +262,3 @@ class FrontendBridge:
         if self._trace is not None:
             self._trace.on_request(request.request_id, request.arrival_s, timeline, end)
         return timeline
-
-    def _report_failure(self, stream_id: int, error: RequestError) -> None:
-        self.counters[f"failed_{error.kind}"] += 1
-        self._frontend.send(
-            StreamFailed(
-                stream_id=stream_id,
-                http_status=error.http_status,
-                kind=error.kind,
-                message=error.message if error.hint is None else f"{error.message}; {error.hint}",
-            )
-        )
