@@ -14,7 +14,7 @@ from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.decode_link import Arrival
 from pdx.messenger.messages import ChunkTimes
 from pdx.metrics.clock import now_s
-from pdx.metrics.timeline import LandedShare, PrefillChunk, RequestTimeline
+from pdx.metrics.timeline import ChunkSpan, LandedShare, RequestTimeline
 from pdx.request.batch import PromptScores, ScoredToken
 from pdx.request.names import RequestNames
 
@@ -160,10 +160,10 @@ class DecodeRequest:
     def _since_ns(self, moment_ns: int) -> float | None:
         return moment_ns * 1e-9 - self.arrival_s if moment_ns else None
 
-    def _chunks(self, times: PrefillTimes | None) -> list[PrefillChunk]:
+    def _chunks(self, times: PrefillTimes | None) -> list[ChunkSpan]:
         chunks = [*(times.chunks if times else ()), *self.own_chunks]
         return [
-            PrefillChunk(
+            ChunkSpan(
                 end_position=chunk.end_position,
                 start_s=chunk.start_ns * 1e-9 - self.arrival_s,
                 end_s=self._since_ns(chunk.end_ns),

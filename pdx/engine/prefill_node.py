@@ -32,7 +32,7 @@ from pdx.messenger.control import Address, ControlConnection
 from pdx.messenger.fabric_hub import FabricHub, FabricOpener
 from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.listener import ControlListener
-from pdx.messenger.messages import Description, Draining, Hello, Prefill
+from pdx.messenger.messages import Description, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.metrics.clock import now_s
 from pdx.metrics.faults import Fault, fault_counts
@@ -162,7 +162,7 @@ class PrefillNode:
         self.is_draining = True
         for link in list(self._links):
             with contextlib.suppress(PeerLost):
-                link.send(Draining())
+                link.send_draining()
         while self._links:
             self._link_over.clear()
             await self._link_over.wait()
@@ -208,7 +208,7 @@ class PrefillNode:
                 self._listener.known(connection)
                 self.counters["links"] += 1
                 if self.is_draining:
-                    link.send(Draining())
+                    link.send_draining()
                 await link.run()
         except PeerRefused as refusal:
             self._refusals.warn(f"the decoder at {connection.peer} is refused: {refusal.message}")
@@ -367,14 +367,7 @@ class PrefillNode:
             if job is None:
                 continue  # an earlier chunk found that their common link is down, which ended it
             self._in_pass.append(job)
-            job.link.on_chunk(
-                job.transfer_id,
-                pass_idx=scheduled.batch.pass_idx,
-                start=chunk.start,
-                end=chunk.end,
-                last=chunk.last,
-                src_page_indices=chunk.page_indices,
-            )
+            job.link.on_chunk(job.transfer_id, chunk)
 
     def after_pass(self, updates: list[RequestUpdate]) -> None:
         for each in self._in_pass:

@@ -48,6 +48,7 @@ from pdx.metrics.clock import now_ns
 from pdx.metrics.faults import Fault
 from pdx.metrics.transfers import SendView
 from pdx.request.batch import PromptScores
+from pdx.request.chunk import PrefillChunk
 
 __all__ = ["PrefillLink", "PrefillLinkOwner"]
 
@@ -174,31 +175,13 @@ class PrefillLink:
         await self._connection.close()
         await self.over.wait()
 
-    def send(self, message: Draining) -> None:
+    def send_draining(self) -> None:
         """Tell the peer that this node is about to end the link."""
-        self._connection.send(message)
+        self._connection.send(Draining())
 
-    def on_chunk(
-        self,
-        transfer_id: int,
-        *,
-        pass_idx: int,
-        start: int,
-        end: int,
-        last: bool,
-        src_page_indices: tuple[int, ...],
-    ) -> None:
-        """The next pass computes the request's positions ``start <= i < end``."""
-        actions = self._side.on_chunk(
-            transfer_id,
-            pass_idx=pass_idx,
-            start=start,
-            end=end,
-            last=last,
-            src_page_indices=src_page_indices,
-            now_ns=now_ns(),
-        )
-        self._apply(actions)
+    def on_chunk(self, transfer_id: int, chunk: PrefillChunk) -> None:
+        """The next pass computes a chunk of the transfer's prompt."""
+        self._apply(self._side.on_chunk(transfer_id, chunk, now_ns()))
 
     def on_chunk_done(self, transfer_id: int) -> None:
         """The pass with the transfer's latest chunk has been taken in."""

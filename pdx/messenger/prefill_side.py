@@ -54,6 +54,7 @@ from pdx.messenger.plan import SendCursor, TransferPlan
 from pdx.metrics.faults import Fault
 from pdx.metrics.transfers import SendView
 from pdx.request.batch import ScoredToken
+from pdx.request.chunk import PrefillChunk
 
 __all__ = [
     "PrefillSide",
@@ -151,20 +152,8 @@ class PrefillSide:
         faulted = [Faulted(Fault.PROMPT_REJECTED)] if is_ours else []
         return [*faulted, _reject(transfer_id, error)]
 
-    def on_chunk(
-        self,
-        transfer_id: int,
-        *,
-        pass_idx: int,
-        start: int,
-        end: int,
-        last: bool,
-        src_page_indices: tuple[int, ...],
-        now_ns: int,
-    ) -> list[PrefillAction]:
-        """The next pass computes the request's positions ``start <= i < end``, after which all
-        below ``end`` are there; called before the pass is sent.
-        """
+    def on_chunk(self, transfer_id: int, chunk: PrefillChunk, now_ns: int) -> list[PrefillAction]:
+        """The next pass computes a chunk of the prompt; called before the pass is sent."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             return []
@@ -177,17 +166,20 @@ class PrefillSide:
                 HoldSource(transfer_id),
                 OpenSend(transfer_id, prefill.slot, prefill.generation),
             ]
-            if start:
-                actions.append(Send(PrefixFound(transfer_id=transfer_id, num_tokens=start)))
+            if chunk.start:
+                actions.append(Send(PrefixFound(transfer_id=transfer_id, num_tokens=chunk.start)))
         if transfer.state is not _State.OPEN:
             return []
-        transfer.chunks.append(ChunkTimes(end_position=end, start_ns=now_ns))
+        transfer.chunks.append(ChunkTimes(end_position=chunk.end, start_ns=now_ns))
         # What lies before the chunk came from the prefix cache: passes before this one fill it.
-        for stop, final, filled_by in ((start, False, pass_idx - 1), (end, last, pass_idx)):
-            batches = transfer.cursor.advance(src_page_indices, stop, last=final)
+        for stop, last, filled_by in (
+            (chunk.start, False, chunk.pass_idx - 1),
+            (chunk.end, chunk.last, chunk.pass_idx),
+        ):
+            batches = transfer.cursor.advance(chunk.page_indices, stop, last=last)
             if batches:
                 actions.append(Arm(transfer_id, batches, filled_by))
-        if last:
+        if chunk.last:
             transfer.state = _State.SEALED
             actions.append(Seal(transfer_id))
         return actions

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["LandedShare", "PrefillChunk", "RequestTimeline"]
+__all__ = ["ChunkSpan", "LandedShare", "RequestTimeline"]
 
 
-class PrefillChunk(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the prompt in one pass of the node that prefilled it."""
 
     #: The pass computed the positions before this one that no earlier chunk had.
@@ -58,6 +58,6 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     #: Transfers that failed before the one that succeeded.
     num_retries: int = 0
     #: What the prefilling node did, in order.
-    chunks: list[PrefillChunk] = []
+    chunks: list[ChunkSpan] = []
     #: The KV cache's way into our memory, in order, thinned out.
     landed: list[LandedShare] = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from pdx.scheduler.request import Request
 
-__all__ = ["admission_order", "fill_chunk"]
+__all__ = ["FilledChunk", "admission_order", "fill_chunk"]
 
 #: After so many passes in which younger ones took of its tokens a prompt counts as one length class
 #: shorter, so that they never hold it up for ever.
@@ -30,7 +31,16 @@ def admission_order(waiting: Collection[Request], active: Iterable[Request]) -> 
     return [request for _, request in ranked]
 
 
-def fill_chunk(requests: Iterable[Request], chunk_len: int) -> list[tuple[Request, int]]:
+class FilledChunk(NamedTuple):
+    """The next pass's prompts."""
+
+    #: How many tokens of each are computed.
+    chosen: list[tuple[Request, int]]
+    #: In how many passes younger ones have come first by then, where that changes.
+    passed_over: list[tuple[Request, int]]
+
+
+def fill_chunk(requests: Iterable[Request], chunk_len: int) -> FilledChunk:
     """Which prompts the next pass computes, and how many tokens of each.
 
     Shorter length classes come first (what is left of a prompt, in doublings); equals as they are.
@@ -42,7 +52,7 @@ def fill_chunk(requests: Iterable[Request], chunk_len: int) -> list[tuple[Reques
     """
     by_class = sorted(enumerate(requests), key=lambda pair: _length_class(pair[1]))
     shortest = _length_class(by_class[0][1]) if by_class else 0
-    chosen: list[tuple[Request, int]] = []
+    filled = FilledChunk([], [])
     room, is_capped, youngest = chunk_len, False, 0
     for age, request in by_class:
         if _length_class(request) > shortest and not is_capped:
@@ -50,13 +60,14 @@ def fill_chunk(requests: Iterable[Request], chunk_len: int) -> list[tuple[Reques
         wanted = min(_num_left(request), chunk_len)
         num_tokens = min(wanted, room)
         if num_tokens == wanted:  # its turn: others come before it has the next one
-            request.num_passed_over = max(0, request.num_passed_over - _PASSES_A_CLASS)
+            num_passes = max(0, request.num_passed_over - _PASSES_A_CLASS)
+            filled.passed_over.append((request, num_passes))
         elif youngest > age:
-            request.num_passed_over += 1
+            filled.passed_over.append((request, request.num_passed_over + 1))
         if num_tokens:
-            chosen.append((request, num_tokens))
+            filled.chosen.append((request, num_tokens))
             room, youngest = room - num_tokens, max(youngest, age)
-    return chosen
+    return filled
 
 
 def _num_left(request: Request) -> int:

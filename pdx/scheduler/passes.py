@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import msgspec
 
 from pdx.request.batch import Batch, RequestStart, RequestStep, SampledToken, ScoredToken
+from pdx.request.chunk import PrefillChunk
 from pdx.request.request import FinishReason, SamplingParams
 from pdx.scheduler.request import Request
 
 __all__ = [
-    "PrefillChunk",
     "ScheduledPass",
     "by_request",
     "chunk_of",
@@ -20,16 +20,6 @@ __all__ = [
     "start_message",
     "step_of",
 ]
-
-
-class PrefillChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions ``start <= i < end`` that a pass computes; ``last`` ends the prefill."""
-
-    request_id: int
-    start: int
-    end: int
-    last: bool
-    page_indices: tuple[int, ...]
 
 
 class ScheduledPass(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +39,6 @@ def by_request(tokens: Iterable[SampledToken]) -> dict[int, list[SampledToken]]:
 
 def start_message(request: Request) -> RequestStart:
     """What a rank is told of a request before its first pass."""
-    request.on_rank = True
     return RequestStart(
         request_id=request.request_id,
         token_ids=request.token_ids,
@@ -65,8 +54,6 @@ def step_of(
     request: Request, num_tokens: int, new_pages: tuple[int, ...], *, may_draft: bool = False
 ) -> RequestStep:
     """So many tokens of a request in the next pass; ``new_pages`` the rank was not told of."""
-    request.num_in_pass = num_tokens
-    request.num_pages_sent += len(new_pages)
     ends_prefill = request.num_computed + num_tokens >= request.prefill_len
     return RequestStep(
         request_id=request.request_id,
@@ -78,11 +65,12 @@ def step_of(
     )
 
 
-def chunk_of(request: Request, page_indices: tuple[int, ...]) -> PrefillChunk:
+def chunk_of(request: Request, pass_idx: int, page_indices: tuple[int, ...]) -> PrefillChunk:
     """What the pass that a request is in prefills of it."""
     end = request.num_computed + request.num_in_pass
     return PrefillChunk(
         request_id=request.request_id,
+        pass_idx=pass_idx,
         start=request.num_computed,
         end=end,
         last=end >= request.prefill_len,

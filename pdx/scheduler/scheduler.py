@@ -57,7 +57,7 @@ class SchedulerLimits:
     page_size: int
     #: Prefill tokens in one pass.
     chunk_len: int
-    #: Sequences that hold pages at once.
+    #: Requests that hold pages at once.
     max_num_seqs: int
     #: Output tokens for which pages are leased at admission; growth past it may preempt.
     reserve_output_len: int
@@ -81,7 +81,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         #: ADMITTED and RUNNING, oldest first (dicts keep order).
         self._active: dict[int, Request] = {}
-        #: Sequences in the pass that runs now, in the batch's order.
+        #: Requests in the pass that runs now, in the batch's order.
         self._in_pass: list[Request] = []
         self._removes: list[int] = []
         self._last_pass_idx = 0
@@ -244,14 +244,16 @@ class Scheduler:
             return None
         self._last_pass_idx += 1
         self._in_pass = [*decodes, *(request for request, _ in prefills)]
-        starts = [start_message(s) for s in self._in_pass if not s.on_rank]
+        new = [request for request in self._in_pass if not request.on_rank]
+        starts = [start_message(request) for request in new]
+        for request in new:
+            request.on_rank = True
         steps = [self._step(s, 1, may_draft=self._may_draft(s)) for s in decodes]
         steps += [self._step(s, n) for s, n in prefills]
         removes, self._removes = self._removes, []
         batch = Batch(pass_idx=self._last_pass_idx, starts=starts, steps=steps, removes=removes)
-        return ScheduledPass(
-            batch=batch, chunks=[chunk_of(s, self._pages_of(s)) for s, _ in prefills]
-        )
+        chunks = [chunk_of(s, self._last_pass_idx, self._pages_of(s)) for s, _ in prefills]
+        return ScheduledPass(batch=batch, chunks=chunks)
 
     def postprocess(self, output: StepOutput) -> list[RequestUpdate]:
         """Take in a pass's result; returns what changed, in the batch's order, without ended
@@ -325,7 +327,10 @@ class Scheduler:
 
     def _schedule_prefills(self) -> list[tuple[Request, int]]:
         able = [s for s in self._active.values() if self._ready(s) and not s.prefill_done]
-        return fill_chunk(able, self.limits.chunk_len) if able else []
+        filled = fill_chunk(able, self.limits.chunk_len)
+        for request, num_passes in filled.passed_over:
+            request.num_passed_over = num_passes
+        return filled.chosen
 
     @staticmethod
     def _ready(request: Request) -> bool:
@@ -387,8 +392,10 @@ class Scheduler:
     def _step(self, request: Request, num_tokens: int, *, may_draft: bool = False) -> RequestStep:
         assert request.lease_id is not None
         self.pool.hold(request.lease_id, Use.PASS)
-        new = self.pool.page_indices(request.lease_id, request.num_pages_sent)
-        return step_of(request, num_tokens, new, may_draft=may_draft)
+        new_pages = self.pool.page_indices(request.lease_id, request.num_pages_sent)
+        request.num_in_pass = num_tokens
+        request.num_pages_sent += len(new_pages)
+        return step_of(request, num_tokens, new_pages, may_draft=may_draft)
 
     def _pages_of(self, request: Request) -> tuple[int, ...]:
         assert request.lease_id is not None

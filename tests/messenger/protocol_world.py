@@ -45,6 +45,7 @@ from pdx.messenger.messages import (
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
 from pdx.request.batch import ScoredToken
+from pdx.request.chunk import PrefillChunk
 from pdx.request.ids import IdArray
 
 PAGE, LAYERS, CHUNK, DST_PAGES = 4, 3, 8, 64
@@ -60,6 +61,15 @@ LAYOUT = NodeLayout(
     tp_size=1,
     num_kv_heads=2,
 )
+
+
+def chunk(
+    start: int, end: int, *, last: bool, pages: tuple[int, ...], pass_idx: int = 1
+) -> PrefillChunk:
+    """Positions of a prompt that a pass computes."""
+    return PrefillChunk(
+        request_id=1, pass_idx=pass_idx, start=start, end=end, last=last, page_indices=pages
+    )
 
 
 def started(slots: SlotTable, prompt_logprobs: int | None = None) -> tuple[DecodeSide, Prefill]:
@@ -268,12 +278,8 @@ class World:
             start, job.done = job.done, min(job.done + CHUNK, job.num_tokens)
             actions = self.prefill.on_chunk(
                 transfer_id,
-                pass_idx=1,
-                start=start,
-                end=job.done,
-                last=job.done == job.num_tokens,
-                src_page_indices=tuple(range(8)),
-                now_ns=0,
+                chunk(start, job.done, last=job.done == job.num_tokens, pages=tuple(range(8))),
+                0,
             )
             self.on_prefill(actions)
             if transfer_id in self.wants_scores:

@@ -33,7 +33,7 @@ from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
 from pdx.metrics.faults import Fault
 from pdx.request.ids import IdArray
-from tests.messenger.protocol_world import LAYOUT, started
+from tests.messenger.protocol_world import LAYOUT, chunk, started
 
 
 def test_drained_alone_settles_nothing() -> None:
@@ -78,9 +78,7 @@ def test_what_a_prefix_cache_holds_is_armed_for_the_pass_before() -> None:
         atoms_by_rank=[6],
     )
     side.on_message(message)
-    actions = side.on_chunk(
-        7, pass_idx=5, start=8, end=11, last=True, src_page_indices=(9, 8, 7), now_ns=0
-    )
+    actions = side.on_chunk(7, chunk(8, 11, last=True, pages=(9, 8, 7), pass_idx=5), 0)
     assert Send(PrefixFound(transfer_id=7, num_tokens=8)) in actions
     armed = [(a.pass_idx, a.batches[0].batch) for a in actions if isinstance(a, Arm)]
     assert [pass_idx for pass_idx, _ in armed] == [4, 5]
@@ -252,7 +250,7 @@ def test_cancel_of_a_finished_transfer_still_gets_its_totals() -> None:
         atoms_by_rank=[3],
     )
     side.on_message(message)
-    side.on_chunk(7, pass_idx=1, start=0, end=4, last=True, src_page_indices=(0,), now_ns=0)
+    side.on_chunk(7, chunk(0, 4, last=True, pages=(0,)), 0)
     side.on_send_done(7, posted=3, failed=0, last_progress_ns=0)
     assert side.on_message(Cancel(transfer_id=7)) == [
         Send(Drained(transfer_id=7, atoms=3, failed=0))

@@ -7,10 +7,10 @@ import pytest
 from pdx.kv.pages import Proof
 from pdx.messenger.messages import (
     Cancel,
-    Draining,
     Posted,
 )
 from pdx.metrics.faults import Fault
+from tests.messenger.protocol_world import chunk
 from tests.messenger.two_nodes import (
     Pair,
     both,
@@ -49,7 +49,7 @@ async def test_a_goodbye_ends_the_link_with_its_reason() -> None:
 async def test_a_draining_prefillers_link_ends_when_nothing_is_open() -> None:
     async with both() as nodes:
         nodes.ask(1)
-        nodes.prefill.send(Draining())
+        nodes.prefill.send_draining()
         nodes.decode.cancel(1)
         await nodes.decode.over.wait()
         assert nodes.decode.end_reason == "the prefiller drains"
@@ -86,7 +86,7 @@ def fence_behind_its_back(nodes: Pair) -> None:
 
 
 def arm(nodes: Pair, *, start: int, end: int, last: bool) -> None:
-    nodes.prefill.on_chunk(1, pass_idx=1, start=start, end=end, last=last, src_page_indices=(0, 1))
+    nodes.prefill.on_chunk(1, chunk(start, end, last=last, pages=(0, 1)))
 
 
 async def asked(nodes: Pair) -> None:

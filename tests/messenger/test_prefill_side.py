@@ -28,7 +28,7 @@ from pdx.messenger.messages import (
 from pdx.messenger.prefill_side import PrefillSide
 from pdx.messenger.slots import SlotTable
 from pdx.request.ids import IdArray
-from tests.messenger.protocol_world import LAYERS, LAYOUT, PAGE, started
+from tests.messenger.protocol_world import LAYERS, LAYOUT, PAGE, chunk, started
 
 
 def prefilling() -> tuple[PrefillSide, Prefill]:
@@ -41,9 +41,7 @@ def prefilling() -> tuple[PrefillSide, Prefill]:
 
 
 def next_chunk(side: PrefillSide, start: int, end: int, *, last: bool) -> list[PrefillAction]:
-    return side.on_chunk(
-        1, pass_idx=1, start=start, end=end, last=last, src_page_indices=(0, 1), now_ns=5
-    )
+    return side.on_chunk(1, chunk(start, end, last=last, pages=(0, 1)), 5)
 
 
 def test_a_prompt_is_asked_for_once_and_for_what_the_plan_gives() -> None:
@@ -99,12 +97,10 @@ def test_what_is_kept_of_a_transfer_that_is_done_is_small() -> None:
             )
             side.on_chunk(
                 slot,
-                pass_idx=slot,
-                start=0,
-                end=num_tokens,
-                last=True,
-                src_page_indices=tuple(range(num_tokens // PAGE)),
-                now_ns=0,
+                chunk(
+                    0, num_tokens, last=True, pages=tuple(range(num_tokens // PAGE)), pass_idx=slot
+                ),
+                0,
             )
             side.on_send_done(
                 slot, posted=num_tokens // PAGE * LAYERS, failed=0, last_progress_ns=0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdx.errors import ConfigError
-from pdx.metrics.timeline import PrefillChunk, RequestTimeline
+from pdx.metrics.timeline import ChunkSpan, RequestTimeline
 from pdx.metrics.trace import TraceWriter
 
 TIMELINE = RequestTimeline(
@@ -27,8 +27,8 @@ TIMELINE = RequestTimeline(
     first_token_s=0.7,
     finished_s=1.0,
     chunks=[
-        PrefillChunk(end_position=128, start_s=0.2, end_s=0.4),
-        PrefillChunk(end_position=199, start_s=0.4),
+        ChunkSpan(end_position=128, start_s=0.2, end_s=0.4),
+        ChunkSpan(end_position=199, start_s=0.4),
     ],
 )
 

@@ -6,7 +6,10 @@ import pytest
 
 from pdx.kv.pages import PagePool
 from pdx.request.batch import StepOutput
-from pdx.scheduler.passes import PrefillChunk
+from pdx.request.chunk import PrefillChunk
+from pdx.request.ids import IdArray
+from pdx.scheduler.order import fill_chunk
+from pdx.scheduler.request import Request
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 
 PAGE, CHUNK = 4, 8
@@ -128,3 +131,15 @@ def test_a_peer_that_asks_much_does_not_hold_up_another() -> None:
     assert order.index(21) < 2
     assert order.index(22) < 5
     assert [i for i in order if i < 21] == sorted(i for i in order if i < 21)
+
+
+def test_choosing_the_next_chunk_changes_no_request() -> None:
+    def prompts() -> list[Request]:
+        return [Request(i, IdArray([1] * n), n, None) for i, n in enumerate((400, 5, 90, 5))]
+
+    before, chosen_from = prompts(), prompts()
+    filled = fill_chunk(chosen_from, CHUNK)
+    assert chosen_from == before
+    assert [(request.request_id, n) for request, n in filled.chosen] == [(1, 5), (3, 3)]
+    assert [(request.request_id, n) for request, n in filled.passed_over] == [(1, 0), (2, 1), (0, 1)]
+    assert fill_chunk([], CHUNK) == ([], [])
