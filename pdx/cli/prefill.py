@@ -102,7 +102,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             num_rejected=num_rejected,
         )
         closing.push_async_callback(node.stop, "the prefiller shuts down")
-        addresses = await node.start()
+        addresses = await node.listen()
         layout = loaded.layout.rank
         report_on_request(node.status)
         status_line(

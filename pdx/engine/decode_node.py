@@ -284,7 +284,7 @@ class DecodeNode(ServingNode):
         )
         transfer.atoms = prefill.atoms
         self._streams.counters["prefills_asked"] += 1
-        link.start(prefill)
+        link.start_transfer(prefill)
         return True
 
     # ---- DecodeLinkOwner ------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Node(Protocol):
 
 
 class LocalFrontend:
-    """See :class:`pdx.engine.frontend_bridge.Frontend`; :meth:`generate` is for its users."""
+    """See :class:`pdx.engine.streams.Frontend`; :meth:`generate` is for its users."""
 
     def __init__(self) -> None:
         self._config: FrontendConfig | None = None

@@ -15,11 +15,11 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from pdx.engine.loading import LoadedModel, mapped_memory
+from pdx.engine.prefill_request import PrefillRequest
 from pdx.engine.status_page import answer_http, is_http, prefiller_pages
 from pdx.engine.step_loop import StepLoop
 from pdx.engine.tasks import fail_with_ranks, run_until_one_ends
@@ -34,11 +34,9 @@ from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
 from pdx.messenger.listener import ControlListener
 from pdx.messenger.messages import Description, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink
-from pdx.metrics.clock import now_s
 from pdx.metrics.faults import Fault, fault_counts
 from pdx.metrics.transfers import RankProgress, Sends
 from pdx.process.sparse_log import SparseLog
-from pdx.request.names import RequestNames
 from pdx.scheduler.passes import ScheduledPass
 from pdx.scheduler.request import PromptScoring, RequestUpdate
 
@@ -50,28 +48,6 @@ _STOP_S = 2.0
 _FIRST_BYTES_S = 10.0
 #: As the API allows.
 _MAX_TOP_LOGPROBS = 20
-
-
-@dataclass(slots=True)
-class _Job:
-    """One transfer's prompt."""
-
-    request_id: int
-    link: PrefillLink
-    transfer_id: int
-    #: Not all of the prompt's scores are sent. The last ones follow the pass, the writes do not
-    #: wait for its end.
-    awaits_scores: bool
-    names: RequestNames
-    num_tokens: int
-    #: The source pages, while writes may read them.
-    lease_id: int | None = None
-    #: When it came; seconds.
-    start_s: float = field(default_factory=now_s)
-    #: Tokens that the prefix cache held.
-    num_cached: int = 0
-    #: Nobody wants it any more.
-    is_dropped: bool = False
 
 
 class PrefillNode:
@@ -115,8 +91,8 @@ class PrefillNode:
             self.scheduler, loaded.ranks, self, watchdog_s=loaded.config.watchdog_s
         )
         self._throughput = Throughput(self.scheduler)
-        self._jobs: dict[int, _Job] = {}
-        self._by_transfer: dict[tuple[PrefillLink, int], _Job] = {}
+        self._requests: dict[int, PrefillRequest] = {}
+        self._by_transfer: dict[tuple[PrefillLink, int], PrefillRequest] = {}
         #: Leases under failed writes of a link that is not fenced yet.
         self._unproved: dict[PrefillLink, list[int]] = {}
         self._links: set[PrefillLink] = set()
@@ -127,8 +103,8 @@ class PrefillNode:
         #: Each link's number for the scheduler, which treats decoders alike.
         self._group_of: dict[PrefillLink, int] = {}
         self._next_group = itertools.count(1)
-        #: Jobs with a chunk in the pass that runs.
-        self._in_pass: list[_Job] = []
+        #: Those with a chunk in the pass that runs.
+        self._in_pass: list[PrefillRequest] = []
         self._next_request_id = itertools.count(1)
         #: What other hosts can make this node say again and again.
         self._strangers, self._refusals, self._cut_off = (SparseLog(logger) for _ in range(3))
@@ -139,9 +115,9 @@ class PrefillNode:
         self._own_fault: Fault | None = None
         self._pages = prefiller_pages(self)
 
-    async def start(self) -> list[Address]:
+    async def listen(self) -> list[Address]:
         """Take connections; returns the addresses that decoders may use, the likeliest first."""
-        return await self._listener.start()
+        return await self._listener.listen()
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -282,7 +258,7 @@ class PrefillNode:
             cache_salt=prefill.cache_salt,
             group=self._group_of[link],
         )
-        job = _Job(
+        request = PrefillRequest(
             request_id,
             link,
             prefill.transfer_id,
@@ -290,7 +266,7 @@ class PrefillNode:
             names=prefill.names.cleaned(),
             num_tokens=len(prefill.token_ids),
         )
-        self._jobs[request_id] = self._by_transfer[link, prefill.transfer_id] = job
+        self._requests[request_id] = self._by_transfer[link, prefill.transfer_id] = request
         self._loop.wake()
 
     def _check_tokens(self, prefill: Prefill) -> None:
@@ -315,87 +291,72 @@ class PrefillNode:
             )
 
     def drop(self, link: PrefillLink, transfer_id: int) -> None:
-        job = self._by_transfer.get((link, transfer_id))
-        if job is None:
+        request = self._by_transfer.get((link, transfer_id))
+        if request is None:
             return
-        self.scheduler.abort(job.request_id)
-        job.awaits_scores = False
-        job.is_dropped = True
-        self._forget_if_done(job)  # unless something was armed, no release will come
+        self.scheduler.abort(request.request_id)
+        request.awaits_scores = False
+        request.is_dropped = True
+        self._forget_if_done(request)  # unless something was armed, no release will come
         self._loop.wake()
 
     def hold_source(self, link: PrefillLink, transfer_id: int) -> None:
-        job = self._by_transfer[link, transfer_id]
-        sequence = self.scheduler.request(job.request_id)
-        assert sequence is not None and sequence.lease_id is not None
-        job.lease_id = sequence.lease_id
-        self.scheduler.pool.hold(job.lease_id, Use.SEND)
+        request = self._by_transfer[link, transfer_id]
+        leased = self.scheduler.request(request.request_id)
+        assert leased is not None and leased.lease_id is not None
+        request.lease_id = leased.lease_id
+        self.scheduler.pool.hold(request.lease_id, Use.SEND)
 
     def release_source(self, link: PrefillLink, transfer_id: int, *, unproved: bool) -> None:
-        job = self._by_transfer[link, transfer_id]
-        assert job.lease_id is not None
+        request = self._by_transfer[link, transfer_id]
+        assert request.lease_id is not None
         if unproved:
-            self.scheduler.pool.exchange(job.lease_id, Use.SEND, Use.UNPROVED_SEND)
-            self._unproved.setdefault(link, []).append(job.lease_id)
+            self.scheduler.pool.exchange(request.lease_id, Use.SEND, Use.UNPROVED_SEND)
+            self._unproved.setdefault(link, []).append(request.lease_id)
         else:
-            self.scheduler.pool.drop(job.lease_id, Use.SEND)
-        job.lease_id = None
-        self._forget_if_done(job)
+            self.scheduler.pool.drop(request.lease_id, Use.SEND)
+        request.lease_id = None
+        self._forget_if_done(request)
         self._loop.wake()
 
-    def _forget_if_done(self, job: _Job) -> None:
-        if job.lease_id is not None or job.awaits_scores:
+    def _forget_if_done(self, request: PrefillRequest) -> None:
+        if request.lease_id is not None or request.awaits_scores:
             return
-        self._log(job)
-        del self._jobs[job.request_id]
-        del self._by_transfer[job.link, job.transfer_id]
+        request.log_end()
+        del self._requests[request.request_id]
+        del self._by_transfer[request.link, request.transfer_id]
 
     # ---- Role -----------------------------------------------------------------------------
 
     def admit(self) -> None:
-        for sequence in self.scheduler.admit():
-            self._throughput.on_admitted(len(sequence.token_ids), sequence.num_cached)
-            if (job := self._jobs.get(sequence.request_id)) is not None:
-                job.num_cached = sequence.num_cached
-            self.scheduler.start(sequence.request_id)
+        for admitted in self.scheduler.admit():
+            self._throughput.on_admitted(len(admitted.token_ids), admitted.num_cached)
+            if (request := self._requests.get(admitted.request_id)) is not None:
+                request.num_cached = admitted.num_cached
+            self.scheduler.start(admitted.request_id)
 
     def before_pass(self, scheduled: ScheduledPass) -> None:
         self._in_pass = []
         for chunk in scheduled.chunks:
             self._throughput.num_prompt_tokens += chunk.end - chunk.start
-            job = self._jobs.get(chunk.request_id)
-            if job is None:
+            request = self._requests.get(chunk.request_id)
+            if request is None:
                 continue  # an earlier chunk found that their common link is down, which ended it
-            self._in_pass.append(job)
-            job.link.on_chunk(job.transfer_id, chunk)
+            self._in_pass.append(request)
+            request.link.on_chunk(request.transfer_id, chunk)
 
     def after_pass(self, updates: list[RequestUpdate]) -> None:
         for each in self._in_pass:
             each.link.on_chunk_done(each.transfer_id)
         self.counters["prefilled"] += sum(update.prefilled for update in updates)
         for update in updates:
-            job = self._jobs.get(update.request_id)
-            if update.prompt_scores is None or job is None:
+            request = self._requests.get(update.request_id)
+            if update.prompt_scores is None or request is None:
                 continue
-            job.link.on_scores(job.transfer_id, update.prompt_scores, last=update.prefilled)
+            request.link.on_scores(request.transfer_id, update.prompt_scores, last=update.prefilled)
             if update.prefilled:
-                job.awaits_scores = False
-                self._forget_if_done(job)
-
-    @staticmethod
-    def _log(job: _Job) -> None:
-        """A prompt is done: nothing of it is computed or written any more."""
-        fields = {
-            "request_id": job.names.api_id,
-            "x_request_id": job.names.x_request_id,
-            "end": "dropped" if job.is_dropped else "prefilled",
-            "decoder": job.link.peer,
-            "prompt_tokens": job.num_tokens,
-            "cached_tokens": job.num_cached,
-            "total_s": round(now_s() - job.start_s, 6),
-        }
-        told = " ".join(f"{name}={value}" for name, value in fields.items())
-        logger.info("a prompt is done: %s", told, extra={"fields": fields})
+                request.awaits_scores = False
+                self._forget_if_done(request)
 
     # ---- health ---------------------------------------------------------------------------
 

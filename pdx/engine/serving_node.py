@@ -53,7 +53,7 @@ class ServingNode(abc.ABC):
         Raises:
             PdxError: it cannot start.
         """
-        return await self._streams.start(server, self._model_name)
+        return await self._streams.start_frontend(server, self._model_name)
 
     async def drain(self) -> None:
         """Take nothing new; return when all that runs has ended."""

@@ -95,7 +95,7 @@ class Streams:
         self._request_ended = asyncio.Event()
         self._status: Callable[[], NodeStatus] | None = None
 
-    async def start(self, server: ServerConfig, model_name: str) -> FrontendReady:
+    async def start_frontend(self, server: ServerConfig, model_name: str) -> FrontendReady:
         """Start the HTTP frontend.
 
         Raises:

@@ -222,10 +222,10 @@ class DecodeLink:
         if self.is_draining and self._side.is_idle:
             self.end("the prefiller drains", None)
 
-    def start(self, prefill: Prefill) -> None:
+    def start_transfer(self, prefill: Prefill) -> None:
         """Begin a transfer; its slot was taken from the node's table."""
         assert self.usable
-        self._apply(self._side.start(prefill))
+        self._apply(self._side.start_transfer(prefill))
         self._started.set()
 
     def cancel(self, transfer_id: int) -> None:

@@ -141,7 +141,7 @@ class DecodeSide:
         """No transfer is known, so that time does not matter."""
         return not self._transfers
 
-    def start(self, prefill: Prefill) -> list[DecodeAction]:
+    def start_transfer(self, prefill: Prefill) -> list[DecodeAction]:
         """Begin a transfer in the slot that the message names; the caller took it."""
         assert not self._ended and prefill.transfer_id not in self._transfers
         slot, generation = prefill.slot, prefill.generation

@@ -59,7 +59,7 @@ class ControlListener:
     def num_strangers(self) -> int:
         return len(self._strangers)
 
-    async def start(self) -> list[Address]:
+    async def listen(self) -> list[Address]:
         """Take connections; returns the addresses that peers may use, the likeliest first."""
         # asyncio accepts as many at once as its backlog, before a stranger among them can be
         # dropped; the kernel may hold more.

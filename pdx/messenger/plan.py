@@ -196,7 +196,7 @@ class TransferPlan:
         self.run_len = _run_len(src, dst)
         self.ranges = layer_ranges(src, num_tokens)
 
-    def check(self, atoms: list[int]) -> None:
+    def check_atoms(self, atoms: list[int]) -> None:
         """Compare with what the decoder declared.
 
         Raises:

@@ -258,7 +258,7 @@ class PrefillSide:
             dst_page_indices=message.page_indices,
         )
         try:
-            plan.check(message.atoms_by_rank)
+            plan.check_atoms(message.atoms_by_rank)
         except InvalidRequest as error:
             return [_reject(message.transfer_id, error)]
         self._transfers[message.transfer_id] = _Transfer(message, plan, SendCursor(plan))

@@ -67,7 +67,7 @@ class PassInputs:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Request:
+class RankRequest:
     #: int32.
     token_ids: TokenIds
     prompt_len: int
@@ -101,7 +101,7 @@ class RequestTable:
         self._num_pages = num_pages
         self._vocab_size = vocab_size
         self._decode_rows = decode_rows
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, RankRequest] = {}
         self._page_tables = PageTableArray()
         self._last_pass_idx = 0
 
@@ -186,7 +186,7 @@ class RequestTable:
         if start.sampling is not None:
             prompt_ids = start.token_ids[:prompt_len]
             rules = LogitRules.of(start.sampling, prompt_ids, vocab_size)
-        self._requests[start.request_id] = _Request(
+        self._requests[start.request_id] = RankRequest(
             token_ids=array("i", token_ids.astype(np.int32).tobytes()),
             prompt_len=prompt_len,
             num_computed=start.num_computed,
@@ -250,18 +250,18 @@ class RequestTable:
         )
 
     def _in_order(
-        self, steps: list[tuple[RequestStep, _Request]]
-    ) -> list[tuple[RequestStep, _Request]]:
+        self, steps: list[tuple[RequestStep, RankRequest]]
+    ) -> list[tuple[RequestStep, RankRequest]]:
         """Those that decode first, as a batch has them; otherwise in the order they came in."""
 
-        def is_chunk(each: tuple[RequestStep, _Request]) -> bool:
+        def is_chunk(each: tuple[RequestStep, RankRequest]) -> bool:
             step, request = each
             is_drafted = step.may_draft and request.draft_id is not None
             return step.num_tokens + is_drafted > self._decode_rows
 
         return sorted(steps, key=is_chunk)
 
-    def _checked(self, step: RequestStep) -> _Request:
+    def _checked(self, step: RequestStep) -> RankRequest:
         request = self._requests.get(step.request_id)
         if request is None:
             raise InternalError(f"a step names request {step.request_id}, which is unknown")
@@ -287,7 +287,7 @@ class RequestTable:
             )
         return request
 
-    def _draw(self, request_id: int, request: _Request, end: int, row: int) -> Draw:
+    def _draw(self, request_id: int, request: RankRequest, end: int, row: int) -> Draw:
         # A token that is already known would have to be overwritten.
         if request.sampling is None or end != len(request.token_ids):
             raise InternalError(f"request {request_id} cannot sample at position {end}")
@@ -311,7 +311,7 @@ def _behind(draw: Draw, draft_id: int) -> Draw:
     )
 
 
-def _score_span(step: RequestStep, request: _Request, num_top: int, row: int) -> list[ScoreSpan]:
+def _score_span(step: RequestStep, request: RankRequest, num_top: int, row: int) -> list[ScoreSpan]:
     """What a step scores of its request's prompt, if anything: called before it is counted."""
     begin, end = request.num_computed, request.num_computed + step.num_tokens
     targets = request.token_ids[begin + 1 : min(end + 1, request.prompt_len)].tolist()

@@ -87,7 +87,7 @@ def started(slots: SlotTable, prompt_logprobs: int | None = None) -> tuple[Decod
         prompt_logprobs=prompt_logprobs,
     )
     side = DecodeSide(slots, TransferTimeouts())
-    assert side.start(message)[0] == Expect(pair[0], pair[1], 6), "arm before dispatch"
+    assert side.start_transfer(message)[0] == Expect(pair[0], pair[1], 6), "arm before dispatch"
     return side, message
 
 
@@ -162,7 +162,7 @@ class World:
         )
         if message.prompt_logprobs is not None:
             self.wants_scores[transfer_id] = num_tokens
-        self.on_decode(self.decode.start(message))
+        self.on_decode(self.decode.start_transfer(message))
 
     def on_decode(self, actions: list[DecodeAction]) -> None:
         for action in actions:

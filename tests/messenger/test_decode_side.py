@@ -101,7 +101,7 @@ def _start_another(
     side: DecodeSide, slots: SlotTable, first: Prefill, transfer_id: int
 ) -> tuple[int, int]:
     slot, generation = slots.take() or (0, 0)
-    side.start(
+    side.start_transfer(
         msgspec.structs.replace(first, transfer_id=transfer_id, slot=slot, generation=generation)
     )
     return slot, generation
@@ -171,7 +171,9 @@ def test_b5_a_clock_that_has_run_out_is_seen_behind_one_that_has_not() -> None:
     slots = SlotTable()
     side, first = started(slots)
     slot, generation = slots.take() or (0, 0)
-    side.start(msgspec.structs.replace(first, transfer_id=2, slot=slot, generation=generation))
+    side.start_transfer(
+        msgspec.structs.replace(first, transfer_id=2, slot=slot, generation=generation)
+    )
     side.cancel(1, 0.0)
     side.on_message(Posted(transfer_id=2, atoms=6, prefill_start_ns=1, last_layer_ns=2), 0.0)
     [ended] = side.on_tick(2.5, {})

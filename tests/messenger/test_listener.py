@@ -51,7 +51,7 @@ class Port:
 @contextlib.asynccontextmanager
 async def port(handshake_s: float = 60.0) -> AsyncIterator[Port]:
     opened = Port(handshake_s)
-    [opened.address] = await opened.listener.start()
+    [opened.address] = await opened.listener.listen()
     try:
         yield opened
     finally:

@@ -223,7 +223,7 @@ def check_transfer(case: Case) -> None:
     span = (case.first_position, case.num_tokens)
     declared = atoms_by_rank(case.src, case.dst, case.transfer_id, *span)
     assert by_rank == declared, "both sides count the same atoms"
-    case.plan().check(declared)
+    case.plan().check_atoms(declared)
     moved = sum(length for _, length in written)
     assert moved == transfer_bytes(case.src, case.dst, *span)
 
@@ -346,4 +346,4 @@ def test_a_request_that_does_not_fit_the_plan_is_refused(
         dst_page_indices=fields["pages"],  # type: ignore[arg-type]
     )
     with pytest.raises(InvalidRequest, match=message):
-        plan.check(fields["atoms"])  # type: ignore[arg-type]
+        plan.check_atoms(fields["atoms"])  # type: ignore[arg-type]

@@ -175,7 +175,7 @@ class Pair:
     def ask(self, transfer_id: int) -> None:
         pair = self.slots.take()
         assert pair is not None
-        self.decode.start(
+        self.decode.start_transfer(
             Prefill(
                 transfer_id=transfer_id,
                 token_ids=IdArray([1] * 20),

@@ -141,5 +141,9 @@ def test_choosing_the_next_chunk_changes_no_request() -> None:
     filled = fill_chunk(chosen_from, CHUNK)
     assert chosen_from == before
     assert [(request.request_id, n) for request, n in filled.chosen] == [(1, 5), (3, 3)]
-    assert [(request.request_id, n) for request, n in filled.passed_over] == [(1, 0), (2, 1), (0, 1)]
+    assert [(request.request_id, n) for request, n in filled.passed_over] == [
+        (1, 0),
+        (2, 1),
+        (0, 1),
+    ]
     assert fill_chunk([], CHUNK) == ([], [])

@@ -95,7 +95,7 @@ class Client:
             self.finish(End.CUT_OFF, now_ns, "nobody listens")
             return
         self._state = self.model.state_after(plan.token_ids)
-        frontend.submit(
+        frontend.take(
             self,
             Submit(
                 stream_id=plan.number,
@@ -200,7 +200,7 @@ class SimulatedFrontend:
                 client.finish(End.CUT_OFF, self._now_ns(), "the decoder is gone")
         self._clients.clear()
 
-    def submit(self, client: Client, submit: Submit) -> None:
+    def take(self, client: Client, submit: Submit) -> None:
         """A client's request."""
         self._clients[submit.stream_id] = client
         self._queue.put_nowait(submit)

@@ -184,7 +184,7 @@ class RunningNode:
             fabric=self._choice(),
             opener=self._open_fabric,
         )
-        await node.start()
+        await node.listen()
         self.node = node
         try:
             await node.run()
