@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pdx.checkpoint.experts import ExpertsConfig, parse_deepseek_experts, parse_qwen3_experts
+from pdx.checkpoint.layers import LayerGroup, full_attention
 from pdx.checkpoint.mla import MlaConfig, parse_mla
 from pdx.checkpoint.model_fields import MAX_SIZE, Fields, read_json, shortened
 from pdx.checkpoint.quantization import Float8Blocks, parse_quantization
@@ -87,6 +88,15 @@ class ModelConfig:
         of one: K and V, or one record.
         """
         return (2, self.head_dim) if self.mla is None else (1, self.mla.record_dim)
+
+    def layer_groups(self, *, drafts: bool = False) -> tuple[LayerGroup, ...]:
+        """All layers by what they keep of a request: every position, in all models served today.
+
+        Args:
+            drafts: whether the layers that draft are among them.
+        """
+        num_layers = self.num_layers + (self.num_draft_layers if drafts else 0)
+        return (full_attention(num_layers),)
 
     @classmethod
     def load(cls, folder: Path) -> ModelConfig:

@@ -75,7 +75,7 @@ class LoadedModel:
         return Manifest(
             weights_id=self.weights_id,
             text_id=self.text_id,
-            num_layers=self.layout.rank.num_layers,
+            layer_groups=self.model.layer_groups(drafts=self.config.drafts),
             num_kv_heads=self.layout.num_kv_heads,
             head_dim=self.layout.rank.head_dim,
             dtype=self.config.dtype,
@@ -97,7 +97,7 @@ class LoadedModel:
             reserve_output_len=self.config.reserve_output_len,
             drafts=self.config.drafts,
         )
-        pool = PagePool(self.layout.rank.num_pages)
+        pool = PagePool(self.layout.rank.num_pages, self.layout.rank.group)
         return Scheduler(limits, pool, self._cache_root() if self.config.prefix_cache else None)
 
     def _cache_root(self) -> str:

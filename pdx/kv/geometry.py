@@ -56,7 +56,8 @@ def kv_layout(
     *,
     drafts: bool = False,
 ) -> KvLayout:
-    """The layout of ``num_pages`` pages (each one spans all layers) on each of a node's ranks.
+    """The layout of ``num_pages`` pages on each of a node's ranks. A page spans all layers of its
+    group.
 
     Args:
         drafts: whether the layers that draft have KV too, behind the others'.
@@ -75,10 +76,11 @@ def kv_layout(
     num_parts, part_dim = config.kv_parts
     if dtype == "float8" and config.mla is not None:
         part_dim = config.mla.float8_record_bytes
-    num_draft_layers = config.num_draft_layers if drafts else 0
+    [group] = config.layer_groups(drafts=drafts)
     return KvLayout(
-        num_layers=config.num_layers + num_draft_layers,
-        num_draft_layers=num_draft_layers,
+        group=group.name,
+        num_layers=len(group.layers),
+        num_draft_layers=config.num_draft_layers if drafts else 0,
         num_kv_heads=len(kv_heads_of_rank(config.num_kv_heads, tp_size, 0)),
         head_dim=part_dim,
         page_size=page_size,
@@ -114,7 +116,7 @@ def num_pages_in(
     *,
     drafts: bool = False,
 ) -> int:
-    """How many pages (of all layers) ``memory_bytes`` of a rank hold; 0 where not even one fits."""
+    """How many pages ``memory_bytes`` of a rank hold; 0 where not even one fits."""
     page = kv_layout(config, page_size, 1, dtype, tp_size, drafts=drafts)
     return memory_bytes // page.total_bytes
 

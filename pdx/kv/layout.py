@@ -7,11 +7,14 @@ import mmap
 
 import msgspec
 
+from pdx.checkpoint.layers import FULL_ATTENTION
+
 __all__ = ["KvLayout", "NodeLayout", "kv_heads_of_rank"]
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """``[layer][page][kv head][part][token in page][head_dim]``, dense, on one rank.
+    """The pages of one group of layers, dense, on one rank:
+    ``[layer][page][kv head][part][token in page][head_dim]``.
 
     The parts are K and V. They lie side by side, so that a page of one layer, and any slice of its
     heads, is one contiguous run (what one remote write moves). All strides are bytes.
@@ -31,6 +34,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     num_parts: int = 2
     #: Of the layers; they need the token after a position, so they lack a prompt's last one.
     num_draft_layers: int = 0
+    #: The group of layers whose pages these are.
+    group: str = FULL_ATTENTION
 
     @property
     def token_run_bytes(self) -> int:

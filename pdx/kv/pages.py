@@ -32,6 +32,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pdx.checkpoint.layers import FULL_ATTENTION
+
 __all__ = ["PageCounts", "PagePool", "PageState", "Proof", "Use"]
 
 #: Keys that are looked up before one that is not there is noticed.
@@ -134,7 +136,9 @@ class PagePool:
     slice of the event loop: so what is known of each page is in arrays.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, group: str = FULL_ATTENTION) -> None:
+        #: The group of layers that the pages belong to.
+        self.group = group
         assert num_pages > 0
         self.num_pages = num_pages
         # First in, first out: a page that was just given back is the last one to be given out

@@ -21,7 +21,7 @@ def root_key(*parts: str) -> bytes:
 
     Args:
         parts: whatever makes the same tokens another KV cache: weights, dtype, page size, layout,
-            the request's salt.
+            the request's salt, the group of layers.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:

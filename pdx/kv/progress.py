@@ -4,7 +4,7 @@ read.
 A word is absolute, never incremented, so that a lost reset or a wrap cannot lie: pass ``p`` (from
 1) of a model with ``L`` layers owns the values ``p * (L + 1) + k``; ``k`` layers of that pass have
 their KV in memory. ``k = L + 1`` (the end of the pass) equals ``k = 0`` of the next. Values only
-rise, because passes run in order.
+rise, because passes run in order. Layers are counted over the model, whatever groups they are in.
 """
 
 from __future__ import annotations

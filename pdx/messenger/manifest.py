@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pdx.checkpoint.layers import LayerGroup
 from pdx.checkpoint.model_files import template_files, weight_files
 from pdx.errors import ProtocolError
 from pdx.kv.geometry import ITEMSIZE
@@ -37,7 +38,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     weights_id: str
     text_id: str
-    num_layers: int
+    #: All layers, each in one group. One group is served today.
+    layer_groups: tuple[LayerGroup, ...]
     num_kv_heads: int
     head_dim: int
     dtype: str
@@ -59,15 +61,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             ProtocolError: no node can have such a memory.
         """
         heads, tp_size = self.num_kv_heads, self.tp_size
-        sizes = (self.num_layers, self.head_dim, self.page_size, self.num_pages, self.kv_alignment)
+        layers = [layer for group in self.layer_groups for layer in group.layers]
+        sizes = (len(layers), self.head_dim, self.page_size, self.num_pages, self.kv_alignment)
         splits = min(heads, tp_size, self.num_parts, *sizes) > 0 and (
             heads % tp_size == 0 or tp_size % heads == 0
         )
         kv_dtype = self.kv_dtype or self.dtype
-        if not splits or kv_dtype not in ITEMSIZE:
+        is_one_group = len(self.layer_groups) == 1 and layers == list(range(len(layers)))
+        if not splits or not is_one_group or kv_dtype not in ITEMSIZE:
             raise ProtocolError(f"a manifest describes a KV memory that cannot be: {self}")
         rank = KvLayout(
-            num_layers=self.num_layers,
+            group=self.layer_groups[0].name,
+            num_layers=len(layers),
             num_kv_heads=len(kv_heads_of_rank(heads, tp_size, 0)),
             head_dim=self.head_dim,
             page_size=self.page_size,
@@ -86,7 +91,7 @@ _MAY_DIFFER = frozenset({"num_pages", "page_size", "tp_size", "kv_alignment"})
 def differences(ours: Manifest, theirs: Manifest, *, us: str, them: str) -> str | None:
     """A two-column table of the fields that do not match; None when all do."""
     rows = [
-        (field, str(getattr(ours, field)), str(getattr(theirs, field)))
+        (field, _shown(getattr(ours, field)), _shown(getattr(theirs, field)))
         for field in Manifest.__struct_fields__
         if field not in _MAY_DIFFER and getattr(ours, field) != getattr(theirs, field)
     ]
@@ -98,6 +103,14 @@ def differences(ours: Manifest, theirs: Manifest, *, us: str, them: str) -> str 
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in table
     )
+
+
+def _shown(value: object) -> str:
+    match value:
+        case tuple():
+            return ", ".join(f"{group.name} ({len(group.layers)} layers)" for group in value)
+        case _:
+            return str(value)
 
 
 def model_id(folder: Path) -> str:

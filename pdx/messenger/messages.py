@@ -51,7 +51,7 @@ __all__ = [
     "Welcome",
 ]
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 #: A prompt of a million tokens is 4 MB.
 MAX_CONTROL_FRAME_BYTES = 32 << 20
 #: Until a peer is known: manifests and descriptors are a few kilobytes.

@@ -68,8 +68,9 @@ class RankBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRange:
-    """Neighbouring layers, and the positions below which their KV moves."""
+    """Neighbouring layers of a group, and the positions below which their KV moves."""
 
+    group: str
     first_layer: int
     num_layers: int
     num_tokens: int
@@ -116,10 +117,13 @@ def layer_ranges(layout: NodeLayout, num_tokens: int) -> tuple[LayerRange, ...]:
     """What is wanted of a prompt of ``num_tokens``, its last one (which is decoded) apart."""
     num_draft = layout.rank.num_draft_layers
     num_target = layout.rank.num_layers - num_draft
-    target = LayerRange(first_layer=0, num_layers=num_target, num_tokens=num_tokens)
+    group = layout.rank.group
+    target = LayerRange(group=group, first_layer=0, num_layers=num_target, num_tokens=num_tokens)
     if not num_draft:
         return (target,)
-    draft = LayerRange(first_layer=num_target, num_layers=num_draft, num_tokens=num_tokens - 1)
+    draft = LayerRange(
+        group=group, first_layer=num_target, num_layers=num_draft, num_tokens=num_tokens - 1
+    )
     return (target, draft)
 
 

@@ -33,7 +33,7 @@ class PrefixSharing:
         self._pool = pool
         self._page_size = page_size
         self._cache_root = cache_root
-        #: Sequences that are not hashed yet, as they came.
+        #: Requests that are not hashed yet, as they came.
         self._to_hash: deque[Request] = deque()
         #: Ended ones whose pages are not all published yet; their leases live until then.
         self._leaving: deque[Request] = deque()
@@ -190,7 +190,8 @@ class PrefixSharing:
         assert self._cache_root is not None
         keys, size = request.page_keys, self._page_size
         while len(keys) <= place:
-            parent = keys[-1] if keys else root_key(self._cache_root, request.cache_salt)
+            root = root_key(self._cache_root, request.cache_salt, self._pool.group)
+            parent = keys[-1] if keys else root
             start = len(keys) * size
             keys.append(next_key(parent, request.token_ids[start : start + size]))
         return keys[place]

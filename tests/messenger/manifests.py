@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdx.checkpoint.layers import full_attention
 from pdx.messenger.manifest import Manifest
 
 __all__ = ["ONE_RANK"]
@@ -9,7 +10,7 @@ __all__ = ["ONE_RANK"]
 ONE_RANK = Manifest(
     weights_id="w",
     text_id="t",
-    num_layers=2,
+    layer_groups=(full_attention(2),),
     num_kv_heads=1,
     head_dim=8,
     dtype="float32",

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pdx.checkpoint.layers import LayerGroup, full_attention
 from pdx.errors import ProtocolError
 from pdx.messenger.manifest import differences, model_id, text_id
 from tests.messenger.manifests import ONE_RANK
@@ -36,6 +37,11 @@ def test_ranks_divide_the_heads_or_are_a_multiple_of_them() -> None:
         {"kv_dtype": "float9"},
         {"kv_alignment": 0},
         {"num_parts": 0},
+        {"layer_groups": ()},
+        {"layer_groups": (full_attention(0),)},
+        {"layer_groups": (LayerGroup(name="full_attention", layers=(0, 2)),)},
+        {"layer_groups": (LayerGroup(name="full_attention", layers=(1, 0)),)},
+        {"layer_groups": (full_attention(1), LayerGroup(name="other", layers=(1,)))},
     ],
 )
 def test_a_memory_that_cannot_be_is_refused(change: dict[str, object]) -> None:
@@ -50,16 +56,30 @@ def test_records_of_one_part_are_half_of_keys_and_values() -> None:
 
 def test_what_differs_is_told_in_two_columns_and_what_may_differ_is_not() -> None:
     other = msgspec.structs.replace(
-        ONE_RANK, weights_id="x", num_layers=3, page_size=4, num_pages=9, tp_size=2
+        ONE_RANK,
+        weights_id="x",
+        layer_groups=(full_attention(3),),
+        page_size=4,
+        num_pages=9,
+        tp_size=2,
     )
     assert differences(ONE_RANK, ONE_RANK, us="prefiller", them="decoder") is None
     table = differences(ONE_RANK, other, us="prefiller", them="decoder")
     assert table is not None
     assert table.splitlines() == [
-        "            prefiller  decoder",
-        "weights_id  w          x",
-        "num_layers  2          3",
+        "              prefiller                  decoder",
+        "weights_id    w                          x",
+        "layer_groups  full_attention (2 layers)  full_attention (3 layers)",
     ]
+
+
+def test_nodes_that_group_their_layers_in_another_way_refuse_each_other() -> None:
+    window = (LayerGroup(name="sliding_attention", layers=(0, 1)),)
+    other = msgspec.structs.replace(ONE_RANK, layer_groups=window)
+    table = differences(ONE_RANK, other, us="prefiller", them="decoder")
+    assert table is not None
+    assert "sliding_attention (2 layers)" in table
+    assert other.layout().rank.group == "sliding_attention"
 
 
 def write_model(folder: Path, *, config: str, header: bytes, data: bytes) -> None:

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from pdx.kv.pages import PagePool, Use
 from pdx.kv.prefix import next_key, root_key
 from pdx.request.batch import SampledToken, StepOutput
+from pdx.request.ids import IdArray
 from pdx.request.request import SamplingParams
 from pdx.scheduler.passes import ScheduledPass
-from pdx.scheduler.request import PromptScoring, RequestUpdate
+from pdx.scheduler.prefixes import PrefixSharing
+from pdx.scheduler.request import PromptScoring, Request, RequestUpdate
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.scheduler.test_scheduler import DictRank
 
@@ -114,13 +116,23 @@ def test_one_that_waited_for_an_aborted_one_goes_on_without_it() -> None:
     assert node.scheduler.pool.counts().at_rest
 
 
-def test_another_salt_or_another_model_shares_nothing() -> None:
+def page_key(group: str) -> bytes:
+    """The key of a prompt's first page in a pool of these layers."""
+    sharing = PrefixSharing(PagePool(4, group), PAGE, "model")
+    request = Request(1, IdArray([1] * PAGE * 2), PAGE * 2, None)
+    sharing.hash_later(request)
+    sharing.go_on()
+    return request.page_keys[0]
+
+
+def test_another_salt_or_another_model_or_group_of_layers_shares_nothing() -> None:
     node = Node()
     for request_id, salt in ((1, ""), (2, "a"), (3, "b"), (4, "a")):
         node.submit(request_id, prompt(1, 2), salt)
         node.run(request_id)
     assert node.num_computed == 3 * 2 * PAGE + PAGE
     assert root_key("model a", "") != root_key("model b", "")
+    assert page_key("full_attention") != page_key("sliding_attention")
     assert root_key("ab", "c") != root_key("a", "bc")
 
 

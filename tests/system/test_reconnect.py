@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdx.checkpoint.layers import full_attention
 from pdx.fabric import open_fabric
 from pdx.messenger.manifest import Manifest, model_id, text_id
 from pdx.messenger.messages import PROTOCOL_VERSION, ControlMessage, Goodbye, Hello, Welcome
@@ -24,7 +25,7 @@ def test_a_decoder_that_connects_again_ends_its_older_link(
     manifest = Manifest(
         weights_id=model_id(tiny_llama),
         text_id=text_id(tiny_llama),
-        num_layers=3,
+        layer_groups=(full_attention(3),),
         num_kv_heads=2,
         head_dim=32,
         dtype="float32",

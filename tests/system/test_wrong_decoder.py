@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pdx.checkpoint.layers import full_attention
 from pdx.engine.peer import PeerConnector
 from pdx.errors import RequestError
 from pdx.fabric import FabricOptions, MemoryPart
@@ -90,7 +91,7 @@ async def test_a2_nonsense_is_refused_and_the_prefiller_goes_on(
     manifest = Manifest(
         weights_id=model_id(tiny_llama),
         text_id=text_id(tiny_llama),
-        num_layers=LAYERS,
+        layer_groups=(full_attention(LAYERS),),
         num_kv_heads=2,
         head_dim=32,
         dtype="float32",
@@ -114,7 +115,7 @@ async def test_a2_nonsense_is_refused_and_the_prefiller_goes_on(
                 "page_indices": IdArray([0]),
                 "atoms_by_rank": [LAYERS],
             } | fields
-            connector.link.start(
+            connector.link.start_transfer(
                 Prefill(
                     transfer_id=transfer_id,
                     first_position=0,
