@@ -25,6 +25,7 @@ import msgspec
 
 from pdx.checkpoint.model_source import resolve_model
 from pdx.config.engine import EngineConfig
+from pdx.config.providers import FabricChoice
 from pdx.engine.colocated_node import ColocatedNode
 from pdx.engine.decode_node import DecodeNode
 from pdx.engine.loading import load_model
@@ -171,7 +172,7 @@ class LLM:
             self._loaded,
             model_name=self._folder.name,
             peers=peers,
-            fabric="auto",
+            fabric=FabricChoice.AUTO,
             secret=secret,
             frontend=self._frontend,
         )

@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--page-bytes", type=int, default=4096)
     arguments = parser.parse_args()
     rounds, samples = (2, 20) if arguments.toy else (arguments.rounds, arguments.samples)
-    providers: tuple[Provider, ...] = ("tcp", "shm")
+    providers: tuple[Provider, ...] = (Provider.TCP, Provider.SHM)
     for provider in providers:
         pairs = {way: Pair(provider, WAYS[way], arguments.page_bytes) for way in WAYS}
         with computing():

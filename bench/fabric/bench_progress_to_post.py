@@ -141,7 +141,7 @@ def main() -> None:
     if arguments.boost:
         os.setpriority(os.PRIO_PROCESS, 0, -20)  # what a core of its own would give
     runs, samples = (1, 50) if arguments.toy else (arguments.runs, arguments.samples)
-    providers: tuple[Provider, ...] = ("tcp", "shm")
+    providers: tuple[Provider, ...] = (Provider.TCP, Provider.SHM)
     for provider in providers:
         for mode in MODES:
             taken = [run(provider, mode, arguments.page_bytes, samples) for _ in range(runs)]

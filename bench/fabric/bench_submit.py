@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2000)
     arguments = parser.parse_args()
     count = 20 if arguments.toy else arguments.samples
-    providers: tuple[Provider, ...] = ("tcp", "shm")
+    providers: tuple[Provider, ...] = (Provider.TCP, Provider.SHM)
     for provider in providers:
         channel, receiver = local_receiver()
         endpoint = connected(provider, channel)

@@ -14,11 +14,11 @@ import typer
 from pdx.cli.options import with_settings
 from pdx.cli.output import announce, status_line
 from pdx.cli.plots import check_plot, write_plot
+from pdx.config.providers import Provider
 from pdx.config.resolve import Settings
 from pdx.errors import ConfigError, FabricError, PdxError, PeerError
 
 if TYPE_CHECKING:
-    from pdx.fabric import Provider
     from pdx.lab.transfers.pattern import Memory
     from pdx.lab.transfers.run import Plan
     from pdx.lab.transfers.systems import PdxPair, System
@@ -36,7 +36,7 @@ def transfer(
     settings: Settings,
     fabric: Annotated[
         str, typer.Option(metavar="tcp|shm", rich_help_panel=_WHERE, help="How pages travel.")
-    ] = "tcp",
+    ] = Provider.TCP,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -163,7 +163,7 @@ def transfer(
         _listen(listen, bind or ())
         return
     provider = _provider(fabric, peer)
-    if bind and provider == "shm":
+    if bind and provider == Provider.SHM:
         raise ConfigError("--fabric shm needs no address; leave out --bind")
     comparisons = [name for name in (compare or "").split(",") if name]
     if peer is not None and comparisons:
@@ -202,11 +202,11 @@ def transfer(
 
 def _provider(name: str, peer: str | None) -> Provider:
     match name:
-        case "tcp":
-            return "tcp"
-        case "shm" if peer is None:
-            return "shm"
-        case "shm":
+        case Provider.TCP:
+            return Provider.TCP
+        case Provider.SHM if peer is None:
+            return Provider.SHM
+        case Provider.SHM:
             raise ConfigError("--fabric shm joins processes of one host; leave out --peer")
     raise ConfigError(f"--fabric {name}: it can be tcp or shm")
 

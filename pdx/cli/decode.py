@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pdx.cli.options import CheckOption, with_settings
 from pdx.cli.output import status_line
@@ -19,13 +19,13 @@ from pdx.config.node import (
     ServerConfig,
     TraceConfig,
 )
+from pdx.config.providers import FabricChoice
 from pdx.config.resolve import Settings
 from pdx.config.setting import Setting, pick
 from pdx.errors import ConfigError
 
 if TYPE_CHECKING:
     from pdx.cli.serving import DrainRequest
-    from pdx.messenger.handshake import FabricChoice
 
 __all__ = ["DECODE_SETTINGS", "decode"]
 
@@ -112,7 +112,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             peers=peers,
             local_below=settings["local_below"],
             recovery=settings.build(RecoveryConfig),
-            fabric=cast("FabricChoice", settings["fabric"]),
+            fabric=FabricChoice(settings["fabric"]),
             fabric_cpu=fabric_cpu,
             fabric_bind=settings["fabric_bind"],
             secret=secret,

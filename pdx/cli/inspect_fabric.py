@@ -8,12 +8,13 @@ import dataclasses
 import json
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pdx.cli.options import with_settings
 from pdx.cli.tables import Table, print_tables
+from pdx.config.providers import FabricChoice, Provider
 from pdx.config.resolve import Settings
 from pdx.errors import FabricError
 
@@ -109,7 +110,8 @@ def _choose(peer: str, library: LibraryInfo, topology: Topology) -> _Choice:
 
     route = route_to(peer)
     lack = shm_lack(library.providers) if route.is_loopback else None
-    wanted = ("shm", "tcp") if route.is_loopback and lack is None else ("tcp",)
+    shm_reaches = route.is_loopback and lack is None
+    wanted = (Provider.SHM, Provider.TCP) if shm_reaches else (Provider.TCP,)
     providers = tuple(name for name in wanted if name in library.providers)
     if not providers:
         why = f"this libfabric offers no {' and no '.join(wanted)}"
@@ -131,12 +133,10 @@ def _choose(peer: str, library: LibraryInfo, topology: Topology) -> _Choice:
 
 
 def _unused_rdma(topology: Topology) -> str:
-    """RDMA NICs that are here, of providers that pdx does not drive."""
-    from pdx.fabric import Provider
-
+    """RDMA NICs that are here, of providers that no node may choose yet."""
     kinds = {choice.nic.kind.value for group in topology.groups for choice in group.nics}
-    unused = sorted(kinds - set(get_args(Provider)))
-    return f"; {' and '.join(unused)} would be faster, pdx does not drive it yet" if unused else ""
+    unused = sorted(kinds - set(FabricChoice))
+    return f"; {' and '.join(unused)} would be faster, no node uses it yet" if unused else ""
 
 
 def _as_json(report: _Report) -> dict[str, Any]:

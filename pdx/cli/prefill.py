@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pdx.cli.options import CheckOption, with_settings
 from pdx.cli.output import status_line
 from pdx.config.engine import EngineConfig
 from pdx.config.node import DrainConfig, FabricConfig, ModelChoice
+from pdx.config.providers import FabricChoice
 from pdx.config.resolve import Settings
 from pdx.config.setting import pick
 
@@ -70,7 +71,6 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
     from pdx.fabric.start_check import check_fabric
     from pdx.host.worker_core import worker_core
     from pdx.messenger.control import parse_address
-    from pdx.messenger.handshake import FabricChoice
     from pdx.process.secret import require_secret, shared_secret
 
     model: str = settings["model"]
@@ -94,7 +94,7 @@ async def _serve(settings: Settings, drain: DrainRequest) -> None:
             # A folder is announced by its absolute path: a decoder on this host may run elsewhere.
             model_name=str(folder) if model_is_folder(model) else model,
             listener=listener,
-            fabric=cast("FabricChoice", settings["fabric"]),
+            fabric=FabricChoice(settings["fabric"]),
             fabric_cpu=fabric_cpu,
             fabric_bind=settings["fabric_bind"],
             secret=secret,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdx.config.providers import FabricChoice
 from pdx.config.setting import setting
 
 __all__ = [
@@ -53,11 +54,11 @@ class FabricConfig:
         metavar="HOST:PORT",
     )
     fabric: str = setting(
-        "auto",
+        FabricChoice.AUTO,
         "libfabric provider; auto is shm on one host, else tcp.",
         key="fabric",
         section="fabric",
-        choices=("auto", "tcp", "shm"),
+        choices=tuple(FabricChoice),
     )
     local_below: int = setting(
         0,

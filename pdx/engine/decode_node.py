@@ -14,6 +14,7 @@ import secrets
 from collections import Counter, abc
 
 from pdx.config.node import RecoveryConfig
+from pdx.config.providers import FabricChoice
 from pdx.engine.decode_request import DecodeRequest
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.peer import PeerConnector
@@ -30,7 +31,7 @@ from pdx.messenger.actions import PrefillTimes
 from pdx.messenger.control import Address
 from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.fabric_hub import FabricHub, FabricOpener
-from pdx.messenger.handshake import FabricChoice, NodeIdentity
+from pdx.messenger.handshake import NodeIdentity
 from pdx.messenger.messages import Prefill
 from pdx.messenger.plan import atoms_by_rank, transfer_bytes
 from pdx.messenger.slots import SlotTable

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from pdx.config.providers import FabricChoice, Provider
 from pdx.errors import FabricError, NoDataPath, PeerError, PeerLost, PeerRefused, ProtocolError
 from pdx.messenger.control import Address, connect
 from pdx.messenger.decode_link import DecodeLink, DecodeLinkOwner
@@ -180,10 +181,10 @@ class PeerConnector:
         try:
             link = await self._connect(self._identity)
         except NoDataPath as error:
-            if self._identity.fabric != "auto" or self._provider != "shm":
+            if self._identity.fabric != FabricChoice.AUTO or self._provider != Provider.SHM:
                 raise
             logger.warning("tcp is used instead of shm: %s", error.message)
-            self._identity = dataclasses.replace(self._identity, fabric="tcp")
+            self._identity = dataclasses.replace(self._identity, fabric=FabricChoice.TCP)
             link = await self._connect(self._identity)
         self.link = link
         self._status = f"connected to {self.address} ({link.provider})"

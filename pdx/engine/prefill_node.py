@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pdx.config.providers import FabricChoice
 from pdx.engine.loading import LoadedModel, mapped_memory
 from pdx.engine.prefill_request import PrefillRequest
 from pdx.engine.status_page import answer_http, is_http, prefiller_pages
@@ -30,7 +31,7 @@ from pdx.kv.pages import Use
 from pdx.kv.progress import pass_and_layers
 from pdx.messenger.control import Address, ControlConnection
 from pdx.messenger.fabric_hub import FabricHub, FabricOpener
-from pdx.messenger.handshake import FabricChoice, NodeIdentity, welcome
+from pdx.messenger.handshake import NodeIdentity, welcome
 from pdx.messenger.listener import ControlListener
 from pdx.messenger.messages import Description, Hello, Prefill
 from pdx.messenger.prefill_link import PrefillLink

@@ -14,7 +14,6 @@ import struct
 import sys
 import zlib
 from dataclasses import dataclass
-from typing import get_args
 
 from pdx.errors import FabricError
 from pdx.fabric.interface import MAX_DOMAINS, MAX_PARTS, Provider
@@ -38,7 +37,7 @@ _LENGTH = struct.Struct("<Q")
 _PART = struct.Struct("<QQ")
 _END = struct.Struct("<QQH")
 _CRC = struct.Struct("<I")
-_PROVIDERS: tuple[Provider, ...] = get_args(Provider)
+_PROVIDERS = tuple(Provider)
 MAX_NAME_BYTES = 511
 MAX_WINDOW = 1 << 16
 _MAX_TAG = (1 << 20) - 1

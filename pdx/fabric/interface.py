@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pdx.config.providers import Provider
 
 __all__ = [
     "MAX_DOMAINS",
@@ -44,8 +46,6 @@ __all__ = [
     "TransferDone",
 ]
 
-#: In the order of the core's.
-Provider = Literal["tcp", "shm", "verbs", "efa"]
 #: Slots are 1 to this; slot 0 belongs to probes.
 MAX_SLOT = 4095
 MAX_GENERATION = 4095

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ctypes import c_uint64, c_void_p
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final, assert_never, get_args
+from typing import Final, assert_never
 
 from pdx.errors import FabricError
 from pdx.fabric import descriptor as descriptors
@@ -46,7 +46,7 @@ from pdx.host.shared_memory import SHM_HINT, shm_lack
 
 __all__ = ["LibraryInfo", "NativeFabric", "available_providers", "library_info", "open_fabric"]
 
-_PROVIDERS: Final[tuple[Provider, ...]] = get_args(Provider)
+_PROVIDERS: Final = tuple(Provider)
 _EVENTS_PER_CALL = 64
 
 
@@ -108,13 +108,13 @@ def open_fabric(
     named = [bind_host] if isinstance(bind_host, str) else list(bind_host or ())
     hosts: tuple[str, ...] = ()
     match provider:
-        case "tcp":
+        case Provider.TCP:
             hosts = bindable_addresses(named or ["127.0.0.1"])
-        case "verbs":
+        case Provider.VERBS:
             hosts = tuple(_verbs_host(name) for name in named)
-        case "efa":
+        case Provider.EFA:
             hosts = tuple(named)
-        case "shm":
+        case Provider.SHM:
             if (lack := shm_lack(available_providers())) is not None:
                 raise FabricError(lack, hint=SHM_HINT)
         case _:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdx.config.providers import Provider
 from pdx.errors import FabricError
 from pdx.fabric.bind_addresses import bindable_addresses
 from pdx.fabric.native_fabric import library_info
@@ -24,8 +25,8 @@ def check_fabric(choice: str, bind_hosts: Sequence[str]) -> None:
         FabricError: a node with these settings could carry no KV cache.
     """
     providers = library_info().providers
-    if choice == "shm" and (lack := shm_lack(providers)) is not None:
+    if choice == Provider.SHM and (lack := shm_lack(providers)) is not None:
         raise FabricError(f"--fabric shm cannot be used here: {lack}", hint=SHM_HINT)
-    if choice != "shm" and "tcp" not in providers:
+    if choice != Provider.SHM and Provider.TCP not in providers:
         raise FabricError(f"--fabric {choice} cannot be used here: this libfabric offers no tcp")
     bindable_addresses(bind_hosts)

@@ -12,8 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdx.config.providers import Provider
 from pdx.host.shared_memory import SHM_HINT, SHM_LINK_BYTES, shm_room, size_text
-from pdx.host.topology import NicKind, Topology
+from pdx.host.topology import Topology
 
 __all__ = ["Facts", "Finding", "State", "findings", "look"]
 
@@ -92,8 +93,8 @@ def findings(facts: Facts, topology: Topology, built_in: Collection[str]) -> tup
         built_in: providers of the libfabric in use.
     """
     found = [
-        _rdma("EFA", NicKind.EFA, topology, built_in),
-        _rdma("verbs (InfiniBand, RoCE)", NicKind.VERBS, topology, built_in),
+        _rdma("EFA", Provider.EFA, topology, built_in),
+        _rdma("verbs (InfiniBand, RoCE)", Provider.VERBS, topology, built_in),
         _copying(facts),
         _shared_memory(facts),
         _locking(facts, topology),
@@ -104,7 +105,7 @@ def findings(facts: Facts, topology: Topology, built_in: Collection[str]) -> tup
     return tuple(found)
 
 
-def _rdma(name: str, kind: NicKind, topology: Topology, built_in: Collection[str]) -> Finding:
+def _rdma(name: str, kind: Provider, topology: Topology, built_in: Collection[str]) -> Finding:
     nics = [nic for nic in topology.machine.nics if nic.kind is kind]
     usable = [nic.name for nic in nics if nic.problem is None]
     if kind.value not in built_in:
@@ -120,7 +121,7 @@ def _rdma(name: str, kind: NicKind, topology: Topology, built_in: Collection[str
         return Finding(name=name, state=State.ABSENT, found=problem, hint=hint)
     hint = (
         "needs an instance with EFA and its driver (modprobe efa)"
-        if kind is NicKind.EFA
+        if kind is Provider.EFA
         else "needs an RDMA NIC and its driver (such as mlx5_ib and ib_uverbs)"
     )
     return Finding(name=name, state=State.ABSENT, found="no device is visible", hint=hint)
@@ -163,7 +164,7 @@ def _locking(facts: Facts, topology: Topology) -> Finding:
     if facts.locked_bytes is None or facts.capabilities >> _CAP_IPC_LOCK & 1:
         return Finding(name=name, state=State.OK, found="unlimited")
     found = f"at most {size_text(facts.locked_bytes)}"
-    needed = any(nic.kind is not NicKind.TCP for nic in topology.machine.nics)
+    needed = any(nic.kind is not Provider.TCP for nic in topology.machine.nics)
     if not needed:
         return Finding(name=name, state=State.OK, found=f"{found}; tcp and shm lock none")
     hint = "ulimit -l unlimited, LimitMEMLOCK=infinity, or docker run --ulimit memlock=-1"

@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from pdx.config.providers import Provider
+
 __all__ = ["SHM_HINT", "SHM_LINK_BYTES", "shm_lack", "shm_room", "size_text"]
 
 #: The core opens no shm link with less room than this (native/providers/shm.cpp).
@@ -28,7 +30,7 @@ def shm_lack(providers: Collection[str]) -> str | None:
             f"/dev/shm has {size_text(free)} of {size_text(size)} free, "
             f"a link over shm may need {size_text(SHM_LINK_BYTES)}"
         )
-    return None if "shm" in providers else "this libfabric offers no shm"
+    return None if Provider.SHM in providers else "this libfabric offers no shm"
 
 
 def shm_room(folder: Path) -> tuple[int, int] | None:

@@ -130,7 +130,7 @@ class FabricHub:
         Raises:
             FabricError: the provider cannot be used here.
         """
-        hosts = () if provider == "shm" else self._bind_hosts or (local_host,)
+        hosts = () if provider == Provider.SHM else self._bind_hosts or (local_host,)
         key = (provider, hosts)
         if key not in self._fabrics:
             self._fabrics[key] = self._open(provider, hosts)

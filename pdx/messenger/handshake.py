@@ -10,10 +10,11 @@ import ipaddress
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from pdx.config.providers import FabricChoice
 from pdx.errors import FabricError, NoDataPath, PeerLost, PeerRefused, ProtocolError
 from pdx.fabric import Provider
 from pdx.messenger.authentication import decoder_code, fresh_nonce, is_equal, prefiller_code
@@ -36,9 +37,8 @@ from pdx.messenger.messages import (
 )
 from pdx.messenger.prefill_link import PrefillLink
 
-__all__ = ["FabricChoice", "NodeIdentity", "describe", "greet", "welcome"]
+__all__ = ["NodeIdentity", "describe", "greet", "welcome"]
 
-FabricChoice = Literal["auto", "tcp", "shm"]
 _STEP_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
 _Answer = TypeVar("_Answer", Welcome, Description)
@@ -334,10 +334,10 @@ def _withdraw(offers: dict[str, FabricLink], hub: FabricHub) -> None:
 
 def _offered(choice: FabricChoice, connection: ControlConnection) -> list[Provider]:
     """Shared memory first, where the peer may be on this host."""
-    if choice != "auto":
-        return ["shm"] if choice == "shm" else ["tcp"]
+    if choice != FabricChoice.AUTO:
+        return [Provider(choice)]
     loopback = ipaddress.ip_address(connection.peer_host).is_loopback
-    return ["shm", "tcp"] if loopback else ["tcp"]
+    return [Provider.SHM, Provider.TCP] if loopback else [Provider.TCP]
 
 
 def _refusal(hello: Hello, identity: NodeIdentity) -> str | None:
@@ -354,10 +354,10 @@ def _refusal(hello: Hello, identity: NodeIdentity) -> str | None:
 
 def _usable(hello: Hello, choice: FabricChoice, *, same_host: bool) -> list[tuple[Provider, bytes]]:
     """Data paths that both sides allow and that reach, in the decoder's order."""
-    usable: list[tuple[Provider, bytes]] = []
-    for provider, descriptor in hello.descriptors:
-        if provider == "tcp" and choice in ("auto", "tcp"):
-            usable.append(("tcp", descriptor))
-        if provider == "shm" and choice in ("auto", "shm") and same_host:
-            usable.append(("shm", descriptor))
-    return usable
+    reached = [Provider.TCP, Provider.SHM] if same_host else [Provider.TCP]
+    allowed = [each for each in reached if choice in (FabricChoice.AUTO, each)]
+    return [
+        (Provider(provider), descriptor)
+        for provider, descriptor in hello.descriptors
+        if provider in allowed
+    ]

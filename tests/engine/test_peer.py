@@ -8,13 +8,14 @@ import errno
 
 import pytest
 
+from pdx.config.providers import FabricChoice
 from pdx.engine.peer import PeerConnector
 from pdx.errors import NoDataPath
 from pdx.fabric import LinkDown
 from pdx.messenger.control import ControlConnection
 from pdx.messenger.decode_link import DecodeLink
 from pdx.messenger.fabric_hub import FabricLink
-from pdx.messenger.handshake import FabricChoice, welcome
+from pdx.messenger.handshake import welcome
 from pdx.messenger.messages import Hello, Welcome
 from pdx.messenger.prefill_link import PrefillLink
 from pdx.messenger.slots import SlotTable

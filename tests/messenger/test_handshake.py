@@ -9,10 +9,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from pdx.config.providers import FabricChoice
 from pdx.errors import FabricError, PeerError, PeerLost, PeerRefused, ProtocolError
 from pdx.lab.simulated_fabric import SimulatedNetwork
 from pdx.messenger.control import ControlConnection, connect
-from pdx.messenger.handshake import FabricChoice, NodeIdentity, describe, welcome
+from pdx.messenger.handshake import NodeIdentity, describe, welcome
 from pdx.messenger.messages import (
     PROTOCOL_VERSION,
     Cancel,

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pdx.config.providers import FabricChoice
 from pdx.errors import CapacityError, FabricError, PeerError, RequestError
 from pdx.fabric import FabricOptions, MemoryPart, Provider
 from pdx.kv.pages import Proof
@@ -22,7 +23,7 @@ from pdx.messenger.control import Address, ControlConnection, connect
 from pdx.messenger.decode_link import Arrival, DecodeLink
 from pdx.messenger.decode_side import TransferTimeouts
 from pdx.messenger.fabric_hub import FabricHub, MappedMemory
-from pdx.messenger.handshake import FabricChoice, NodeIdentity, greet, welcome
+from pdx.messenger.handshake import NodeIdentity, greet, welcome
 from pdx.messenger.messages import (
     Description,
     Hello,

@@ -1,5 +1,5 @@
 from pdx.host.topology.distance import Distance
-from pdx.host.topology.machine import Core, Gpu, Machine, Nic, NicKind, NumaNode, PciPlace
+from pdx.host.topology.machine import Core, Gpu, Machine, Nic, NumaNode, PciPlace
 from pdx.host.topology.pairing import DomainGroup, NicChoice
 from pdx.host.topology.topology import Topology, plan_topology, read_topology
 from pdx.host.topology.workers import WorkerCore
@@ -12,7 +12,6 @@ __all__ = [
     "Machine",
     "Nic",
     "NicChoice",
-    "NicKind",
     "NumaNode",
     "PciPlace",
     "Topology",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from pdx.host.topology.machine import Machine, Nic, NicKind
+from pdx.config.providers import Provider
+from pdx.host.topology.machine import Machine, Nic
 
 __all__ = ["Candidates", "choose_candidates"]
 
@@ -24,7 +25,7 @@ def choose_candidates(machine: Machine) -> Candidates:
     A write is striped over a GPU's NICs, so they must be alike: the slowest would hold up the rest,
     and a storage NIC may be on a network that no peer reaches.
     """
-    for kind in (NicKind.EFA, NicKind.VERBS):
+    for kind in (Provider.EFA, Provider.VERBS):
         usable = [nic for nic in machine.nics if nic.kind is kind and nic.problem is None]
         if usable:
             nics = _fastest_together(usable)
@@ -46,7 +47,7 @@ def _fastest_together(usable: list[Nic]) -> tuple[Nic, ...]:
 
 def _tcp(machine: Machine) -> list[Nic]:
     """Interfaces, best first: the default route's, what is up and fast, loopback."""
-    usable = [n for n in machine.nics if n.kind is NicKind.TCP and n.problem is None]
+    usable = [n for n in machine.nics if n.kind is Provider.TCP and n.problem is None]
 
     def order(nic: Nic) -> tuple[bool, bool, bool, float, str]:
         return (
@@ -61,12 +62,12 @@ def _tcp(machine: Machine) -> list[Nic]:
 
 
 def _reasons(machine: Machine, chosen: tuple[Nic, ...]) -> tuple[tuple[Nic, str], ...]:
-    rdma = {name for nic in machine.nics if nic.kind is not NicKind.TCP for name in nic.interfaces}
+    rdma = {name for nic in machine.nics if nic.kind is not Provider.TCP for name in nic.interfaces}
     return tuple(
         (nic, _reason(nic, chosen))
         for nic in machine.nics
         # The interface of an RDMA device is no other NIC.
-        if nic not in chosen and not (nic.kind is NicKind.TCP and nic.name in rdma)
+        if nic not in chosen and not (nic.kind is Provider.TCP and nic.name in rdma)
     )
 
 
@@ -76,7 +77,7 @@ def _reason(nic: Nic, chosen: tuple[Nic, ...]) -> str:
     best = chosen[0]
     if nic.kind is not best.kind:
         return f"{best.kind.value} is better than {nic.kind.value}"
-    if best.kind is NicKind.TCP:
+    if best.kind is Provider.TCP:
         return f"{best.name} carries TCP"
     if nic.link_layer != best.link_layer:
         return f"it speaks {nic.link_layer}, the chosen ones {best.link_layer}"

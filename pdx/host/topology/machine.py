@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-__all__ = ["Core", "Gpu", "Machine", "Nic", "NicKind", "NumaNode", "PciPlace", "PcieLink"]
+from pdx.config.providers import Provider
 
-
-class NicKind(enum.Enum):
-    """How a NIC is driven: the libfabric provider that fits it."""
-
-    EFA = "efa"
-    VERBS = "verbs"
-    TCP = "tcp"
+__all__ = ["Core", "Gpu", "Machine", "Nic", "NumaNode", "PciPlace", "PcieLink"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +52,7 @@ class Nic:
     #: The RDMA device (mlx5_0, with :2 for its second port), the interface (eth0), or the PCI
     #: address of what offers neither here.
     name: str
-    kind: NicKind
+    kind: Provider
     #: None: no PCI device is behind it (loopback, bonds, software RDMA).
     place: PciPlace | None
     #: Such as "ConnectX-7"; the PCI ids of what we have no name for.

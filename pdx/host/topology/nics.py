@@ -7,7 +7,8 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-from pdx.host.topology.machine import Nic, NicKind
+from pdx.config.providers import Provider
+from pdx.host.topology.machine import Nic
 from pdx.host.topology.pci import PciFunction, owner
 from pdx.host.topology.sysfs import entries, read_int, read_number, read_text
 
@@ -50,7 +51,7 @@ def read_nics(root: Path, functions: dict[str, PciFunction]) -> tuple[Nic, ...]:
         nics += [_interface(entry, functions.get(address or "")) for entry in several]
     offered = {nic.address for nic in nics}
     nics += [_idle(each) for each in functions.values() if _is_unused_nic(each, offered)]
-    order = list(NicKind)
+    order = (Provider.EFA, Provider.VERBS, Provider.TCP)
     return tuple(sorted(nics, key=lambda n: (order.index(n.kind), n.address or "~", n.name)))
 
 
@@ -83,7 +84,7 @@ def _rdma_ports(
     return [
         Nic(
             name=entry.name if port.name == "1" else f"{entry.name}:{port.name}",
-            kind=_kind(function) if function is not None else NicKind.VERBS,
+            kind=_kind(function) if function is not None else Provider.VERBS,
             place=None if function is None else function.place,
             model=None if function is None else _model(function),
             rate_gbps=read_number(port / "rate"),
@@ -131,7 +132,7 @@ def _interface(entry: Path, function: PciFunction | None) -> Nic:
     is_loopback = read_int(entry / "type") == _ARPHRD_LOOPBACK
     return Nic(
         name=entry.name,
-        kind=NicKind.TCP,
+        kind=Provider.TCP,
         place=None if function is None else function.place,
         model=None if function is None else _model(function),
         rate_gbps=mbps / 1000 if mbps is not None and mbps > 0 else None,
@@ -158,7 +159,7 @@ def _is_unused_nic(function: PciFunction, offered: set[str | None]) -> bool:
 def _idle(function: PciFunction) -> Nic:
     return Nic(
         name=function.place.address,
-        kind=_kind(function) if function.vendor in (_AMAZON, _MELLANOX) else NicKind.TCP,
+        kind=_kind(function) if function.vendor in (_AMAZON, _MELLANOX) else Provider.TCP,
         place=function.place,
         model=_model(function),
         rate_gbps=None,
@@ -178,11 +179,11 @@ def _is_efa(function: PciFunction) -> bool:
     return function.vendor == _AMAZON and function.device >> 4 == 0xEFA
 
 
-def _kind(function: PciFunction) -> NicKind:
+def _kind(function: PciFunction) -> Provider:
     if _is_efa(function):
-        return NicKind.EFA
+        return Provider.EFA
     # Amazon's other one (ENA) carries IP alone.
-    return NicKind.TCP if function.vendor == _AMAZON else NicKind.VERBS
+    return Provider.TCP if function.vendor == _AMAZON else Provider.VERBS
 
 
 def _model(function: PciFunction) -> str:

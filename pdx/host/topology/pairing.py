@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pdx.config.providers import Provider
 from pdx.host.topology.assignment import assign
 from pdx.host.topology.candidates import choose_candidates
 from pdx.host.topology.distance import Distance, Way, measure
-from pdx.host.topology.machine import Gpu, Machine, Nic, NicKind
+from pdx.host.topology.machine import Gpu, Machine, Nic
 
 __all__ = ["DomainGroup", "NicChoice", "Pairing", "pair"]
 
@@ -162,7 +163,7 @@ def _why_host(nics: list[Nic]) -> str:
         return "no GPU, and no network interface that works: shm alone, for peers on this host"
     if nics[0].link_layer == "loopback":
         return "no GPU, and no network but loopback: peers on this host"
-    if nics[0].kind is NicKind.TCP:
+    if nics[0].kind is Provider.TCP:
         return f"no GPU and no RDMA device: tcp over {nics[0].name}, shm for peers on this host"
     return f"no GPU: all {_described(nics)} serve host memory, shm for peers on this host"
 
@@ -182,7 +183,7 @@ def _why(
 def _described(nics: list[Nic]) -> str:
     rate = nics[0].rate_gbps
     speed = "of unknown speed" if rate is None else f"of {rate:g} Gb/s"
-    if nics[0].kind is NicKind.TCP:
+    if nics[0].kind is Provider.TCP:
         return f"tcp over {nics[0].name} {speed}"
     return f"{len(nics)} x {nics[0].model or nics[0].kind.value} {speed}"
 

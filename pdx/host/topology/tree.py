@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pdx.config.providers import Provider
 from pdx.host.topology.distance import bridge_name
-from pdx.host.topology.machine import Gpu, Machine, Nic, NicKind, NumaNode
+from pdx.host.topology.machine import Gpu, Machine, Nic, NumaNode
 
 __all__ = ["Branch", "format_list", "machine_tree"]
 
@@ -29,8 +30,8 @@ def machine_tree(machine: Machine) -> tuple[Branch, ...]:
     Left out: nodes of memory alone, interfaces of RDMA devices, virtual interfaces that are not in
     use.
     """
-    rdma = {name for nic in machine.nics if nic.kind is not NicKind.TCP for name in nic.interfaces}
-    shown = [n for n in machine.nics if not (n.kind is NicKind.TCP and n.name in rdma)]
+    rdma = {name for nic in machine.nics if nic.kind is not Provider.TCP for name in nic.interfaces}
+    shown = [n for n in machine.nics if not (n.kind is Provider.TCP and n.name in rdma)]
     nodes = {node.idx: node for node in machine.numa_nodes if node.cpus}
     devices: dict[int | None, list[Gpu | Nic]] = defaultdict(list)
     every: list[Gpu | Nic] = [*machine.gpus, *shown]

@@ -15,6 +15,7 @@ from pdx.checkpoint.model import Family, ModelConfig
 from pdx.checkpoint.rope import RopeConfig
 from pdx.config.engine import EngineConfig
 from pdx.config.node import ServerConfig
+from pdx.config.providers import FabricChoice
 from pdx.engine.decode_node import DecodeNode
 from pdx.engine.loading import LoadedModel
 from pdx.engine.prefill_node import PrefillNode
@@ -29,7 +30,6 @@ from pdx.lab.sim.watch import Watch, WatchedPool, WatchedSlots
 from pdx.lab.sim.wire import ControlNetwork, Listener
 from pdx.lab.simulated_fabric import SimulatedFabric, SimulatedNetwork
 from pdx.messenger.control import Address
-from pdx.messenger.handshake import FabricChoice
 from pdx.request.stream import NodeStatus
 from pdx.scheduler.scheduler import Scheduler, SchedulerLimits
 
@@ -217,12 +217,12 @@ class RunningNode:
         self._room.on_slot_reused(self.name, slot, before)
 
     def _choice(self) -> FabricChoice:
-        return "shm" if self._room.scenario.provider == "shm" else "tcp"
+        return FabricChoice(self._room.scenario.provider)
 
     def _open_fabric(
         self, *, provider: Provider, bind_host: Sequence[str], options: FabricOptions
     ) -> Fabric:
-        num_cards = 1 if provider == "shm" else self._shape.num_cards
+        num_cards = 1 if provider == Provider.SHM else self._shape.num_cards
         return _Fabric(self._room.loop, self._room.network, self.name, provider, num_cards)
 
     def _on_status(self, status: NodeStatus) -> None:

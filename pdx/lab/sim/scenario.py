@@ -167,7 +167,7 @@ def draw_scenario(seed: int, options: ScenarioOptions) -> Scenario:
     return Scenario(
         seed=seed,
         options=options,
-        provider="shm" if is_small and rng.random() < 0.25 else "tcp",
+        provider=Provider.SHM if is_small and rng.random() < 0.25 else Provider.TCP,
         nodes={name: alike[name[0]] for name in (*prefillers, *decoders)},
         peers={
             name: tuple(prefillers[(i * reach + j) % len(prefillers)] for j in range(reach))

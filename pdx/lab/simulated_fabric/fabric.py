@@ -71,11 +71,11 @@ class SimulatedFabric:
         network: SimulatedNetwork,
         node: str,
         *,
-        provider: Provider = "tcp",
+        provider: Provider = Provider.TCP,
         num_domains: int = 1,
         options: FabricOptions | None = None,
     ) -> None:
-        assert 1 <= num_domains <= (MAX_DOMAINS if provider == "tcp" else 1)
+        assert 1 <= num_domains <= (MAX_DOMAINS if provider == Provider.TCP else 1)
         options = options or FabricOptions()
         self._network = network
         self._provider = provider
@@ -199,7 +199,7 @@ class SimulatedFabric:
         opened = self._link(link)
         if opened.peer is not None:
             raise FabricError(f"link {link} is connected already", code=errno.EISCONN)
-        if self._provider == "shm":
+        if self._provider == Provider.SHM:
             if peer.pid == self._node.pid:
                 raise FabricError("shm joins two processes, and this peer is in our own")
             if self._network.owner(peer.ends[0].name) is None:

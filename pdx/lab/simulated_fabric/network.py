@@ -112,7 +112,7 @@ class SimulatedNetwork:
             return False
         target = self._endpoints.get(source.link.peer_ends[operation.lane.peer].name)
         if target is None or source.broken:
-            if source.provider == "tcp":
+            if source.provider == Provider.TCP:
                 delay_ns = self._draw(self.conditions.completion_ns)
                 complete = source.worker.on_complete
                 self.defer(source.node, delay_ns, complete, operation, errno.ECONNRESET)
@@ -123,7 +123,7 @@ class SimulatedNetwork:
         target.inbound[flight] = None
         self._call_at(self._landing_ns(flight), self._land, flight)
         # Small ones are injected: their bytes are taken at once.
-        if source.provider == "tcp" or operation.kind is not OpKind.WRITE:
+        if source.provider == Provider.TCP or operation.kind is not OpKind.WRITE:
             self._report_later(flight)
         return True
 
@@ -143,11 +143,11 @@ class SimulatedNetwork:
         for flight in list(endpoint.inbound):
             self._lose(flight)
             # The writer hears of some at once, and of the rest from what it posts next.
-            heard = endpoint.provider == "tcp" and not self._is_cut(flight)
+            heard = endpoint.provider == Provider.TCP and not self._is_cut(flight)
             if heard and self._choose(None):
                 flight.code = flight.code or errno.ECONNRESET
                 self._report_later(flight)
-        if endpoint.provider == "tcp":
+        if endpoint.provider == Provider.TCP:
             for flight in list(endpoint.outbound):
                 # What was not read yet never will be; the rest is in the sockets.
                 if flight.data is None or self._random() < 0.5:
@@ -196,7 +196,7 @@ class SimulatedNetwork:
         node.dead = True
         node.backlog.clear()
         for endpoint in list(node.endpoints):
-            if endpoint.provider == "shm":
+            if endpoint.provider == Provider.SHM:
                 for flight in list(endpoint.outbound):
                     self._lose(flight)
             self.close(endpoint)
@@ -307,7 +307,7 @@ class SimulatedNetwork:
             return
         if (
             flight.data is None
-            and source.provider == "tcp"
+            and source.provider == Provider.TCP
             and source.node.paused_at_ns is not None
         ):
             source.node.backlog.append(partial(self._land, flight))
@@ -326,7 +326,7 @@ class SimulatedNetwork:
         self._forget(flight)
         operation, target = flight.operation, flight.target
         if operation.kind is OpKind.WRITE:
-            if target.provider == "shm":
+            if target.provider == Provider.SHM:
                 self._report_later(flight)
             target.worker.on_imm(target.link, target.domain, operation.imm)
         elif operation.kind is OpKind.PROBE:
@@ -369,7 +369,7 @@ class SimulatedNetwork:
             for endpoint in self.node(name).endpoints:
                 owners = [self.owner(end.name) for end in endpoint.link.peer_ends]
                 joined = any(owner and owner.name == peer_name for owner in owners)
-                if endpoint.provider == "tcp" and joined:
+                if endpoint.provider == Provider.TCP and joined:
                     found.append(endpoint)
         return found
 

@@ -39,7 +39,11 @@ class WriteShape:
     @classmethod
     def of(cls, provider: Provider) -> WriteShape:
         """What the native worker takes; measured, see native/providers."""
-        return cls(dip_from_bytes=4 << 10, dip_to_bytes=64 << 10) if provider == "shm" else cls()
+        return (
+            cls(dip_from_bytes=4 << 10, dip_to_bytes=64 << 10)
+            if provider == Provider.SHM
+            else cls()
+        )
 
     def gather_limit(self, atom_bytes: int) -> int:
         """Bytes up to which pieces of one atom each are gathered."""

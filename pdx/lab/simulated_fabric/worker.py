@@ -149,7 +149,7 @@ class Worker:
         if link is None:
             return
         self._posting.pop(link_id, None)
-        pulled_from = self._provider == "shm" and link.writes_in_flight > 0
+        pulled_from = self._provider == Provider.SHM and link.writes_in_flight > 0
         cut: dict[int, list[Write]] = {}
         for operation in link.operations:
             operation.link = None

@@ -234,7 +234,11 @@ def _peers(
         *(python, str(_HERE / "peers.py"), comparison, "--pool-bytes", str(pool_bytes)),
         *("--source-fd", str(memory.source_fd), "--target-fd", str(memory.target_fd)),
     ]
-    env = _QUIET | {"UCX_NET_DEVICES": "lo"} | ({"UCX_TLS": "tcp"} if provider == "tcp" else {})
+    env = (
+        _QUIET
+        | {"UCX_NET_DEVICES": "lo"}
+        | ({"UCX_TLS": Provider.TCP} if provider == Provider.TCP else {})
+    )
 
     def encode(cell: Cell) -> str:
         return json.dumps(asdict(cell))

@@ -10,7 +10,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdx.host.topology import Gpu, Machine, Nic, NicKind, NumaNode, PciPlace, plan_topology
+from pdx.config.providers import Provider
+from pdx.host.topology import Gpu, Machine, Nic, NumaNode, PciPlace, plan_topology
 from pdx.host.topology.assignment import assign
 from pdx.host.topology.machine import Core, PcieLink
 
@@ -46,7 +47,7 @@ def build(gpus: list[PciPlace], nics: list[PciPlace]) -> Machine:
         nics=tuple(
             Nic(
                 name=f"mlx5_{n}",
-                kind=NicKind.VERBS,
+                kind=Provider.VERBS,
                 place=each,
                 model=None,
                 rate_gbps=400.0,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pdx.host.topology import Machine, NicKind, Topology, read_topology
+from pdx.config.providers import Provider
+from pdx.host.topology import Machine, Topology, read_topology
 from pdx.host.topology.read import read_machine
 from pdx.host.topology.sysfs import parse_list
 from pdx.host.topology.tree import format_list
@@ -77,14 +78,14 @@ def test_ena_is_no_efa(tmp_path: Path) -> None:
         + "  0000:13:00.0 nic id=1d0f:efa2 class=0x028000 rdma=rdmap19s0 rate=100\n"
     )
     assert [(n.name, n.kind) for n in machine(text, tmp_path).nics] == [
-        ("rdmap19s0", NicKind.EFA),
-        ("ens1", NicKind.TCP),
+        ("rdmap19s0", Provider.EFA),
+        ("ens1", Provider.TCP),
     ]
 
 
 def test_nic_without_any_device_here_is_still_shown(tmp_path: Path) -> None:
     (found,) = machine(_HOST + "  0000:12:00.0 nic id=15b3:1021\n", tmp_path).nics
-    assert (found.name, found.kind) == ("0000:12:00.0", NicKind.VERBS)
+    assert (found.name, found.kind) == ("0000:12:00.0", Provider.VERBS)
     assert found.problem is not None
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pdx.host.topology import Distance, NicKind, Topology, read_topology
+from pdx.config.providers import Provider
+from pdx.host.topology import Distance, Topology, read_topology
 from tests.host.topology.machines import NAMES, expand
 
 _SWITCHES = {
@@ -75,7 +76,7 @@ def test_laptop_uses_tcp_over_the_default_interface(tmp_path: Path) -> None:
     topology = shape("laptop", tmp_path)
     (group,) = topology.groups
     assert group.gpu is None
-    assert [(c.nic.name, c.nic.kind) for c in group.nics] == [("wlp0s20f3", NicKind.TCP)]
+    assert [(c.nic.name, c.nic.kind) for c in group.nics] == [("wlp0s20f3", Provider.TCP)]
     assert topology.workers[0].cpu is None
     left_out = {nic.name: why for nic, why in topology.left_out}
     assert left_out["enp0s31f6"] == "its link is down"
