@@ -143,3 +143,10 @@ def test_help_answers_within_300_ms() -> None:
 
     # The least of many: what shares the core and its caches only ever adds.
     assert any(once() < 0.3 for _ in range(20))
+
+
+def test_the_glossary_names_files_that_exist() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    named = re.findall(r"`(pdx/[\w/.]+)`", glossary)
+    assert len(named) > 40
+    assert [path for path in named if not (ROOT / path).exists()] == []
