@@ -25,7 +25,7 @@ __all__ = [
 class SoftmaxRouting:
     """The most likely experts; their probabilities weigh their outputs."""
 
-    #: Of the router's weights: whether a bias is among them, and whether they are in float32.
+    #: Whether the router's weights have a bias among them, and whether they are in float32.
     has_bias: ClassVar[bool] = False
     is_float32: ClassVar[bool] = False
 

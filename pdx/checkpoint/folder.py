@@ -145,7 +145,7 @@ def float8_scales(
     stored: Mapping[str, StoredTensor],
     quantization: Float8Blocks | None,
 ) -> dict[str, str]:
-    """By name of each float8 tensor that is wanted, that of its scales."""
+    """The name of the scales of each float8 tensor that is wanted, by the tensor's name."""
     if quantization is None:
         return {}
     return {

@@ -15,14 +15,14 @@ class MlaConfig:
     makes its key and value, and a rotated part that all heads' keys share.
     """
 
-    #: Of the projection that makes queries; None: they are made from the hidden state at once.
+    #: Rank of the projection that makes queries; None: they come from the hidden state at once.
     q_lora_rank: int | None
     #: Size of the latent.
     latent_dim: int
-    #: Of a head's query and key: the part without a position, and the part that is rotated.
+    #: Sizes in a head's query and key: the part without a position, and the part that is rotated.
     nope_dim: int
     rope_dim: int
-    #: Of a head's value.
+    #: Size of a head's value.
     v_dim: int
     #: Whether a rotated pair are neighbours; else it is (x[i], x[i + rope_dim / 2]).
     interleaved: bool

@@ -61,7 +61,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
-    #: Of the stored weights: "float32", "bfloat16" or "float16".
+    #: The type of the stored weights: "float32", "bfloat16" or "float16".
     dtype: str
     bos_token_id: int | None
     #: Ids that end an output: config.json's and generation_config.json's together, in this order.
@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def kv_parts(self) -> tuple[int, int]:
-        """Of what a token leaves in KV memory for each of ``num_kv_heads``: parts, and the values
+        """What a token leaves in KV memory for each of ``num_kv_heads``: parts, and the values
         of one: K and V, or one record.
         """
         return (2, self.head_dim) if self.mla is None else (1, self.mla.record_dim)

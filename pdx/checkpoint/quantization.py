@@ -25,7 +25,7 @@ class Float8Blocks:
     num_columns: int
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the scales of a matrix, or of a stack of matrices."""
+        """The shape of the scales of a matrix, or of a stack of matrices."""
         *leading, rows, columns = shape
         return (*leading, -(-rows // self.num_rows), -(-columns // self.num_columns))
 
@@ -49,7 +49,7 @@ def parse_quantization(fields: Fields) -> Float8Blocks | None:
     inner.require("fmt", "e4m3")
     # How activations would be quantized: we compute with them as they are, which is more exact.
     inner.require("activation_scheme", "dynamic")
-    # That all scales are powers of two; they are stored, and mean, what other scales do.
+    # All scales are powers of two here; they are stored as other scales are, and mean the same.
     inner.require("scale_fmt", "ue8m0")
     inner.drop("modules_to_not_convert", "ignored_layers")  # each tensor's type says it
     inner.refuse_rest()

@@ -16,8 +16,8 @@ from pdx.errors import CheckpointError
 
 __all__ = ["StoredTensor", "opened_weights", "read_weight_headers"]
 
-#: Of floating point and usable as they are; other types are quantized, and mean nothing without
-#: their scales.
+#: Types of floating point that are usable as they are; others are quantized, and mean nothing
+#: without their scales.
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 #: Bits of a value by safetensors' name of its dtype; what is not here counts as 8.
 _BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32} | dict.fromkeys(
@@ -31,7 +31,7 @@ class StoredTensor:
 
     path: Path
     shape: tuple[int, ...]
-    #: As safetensors spells it: "BF16", "F32", "F8_E4M3", ...
+    #: The type as safetensors spells it: "BF16", "F32", "F8_E4M3", ...
     dtype: str
 
     @property

@@ -206,7 +206,7 @@ def _show_answer(talk: _Chat, question: str, console: Console) -> None:
 
 
 def _last_lines(text: str, console: Console, style: str) -> Any:
-    """As many of the text's last lines as the terminal holds: what is longer cannot be redrawn."""
+    """The last lines of the text that the terminal holds: what is longer cannot be redrawn."""
     from rich.text import Text
 
     lines = Text(text, style=style).wrap(console, console.width)

@@ -45,7 +45,7 @@ class _Deployment:
 
     @property
     def num_tokens(self) -> int:
-        """That the node's pages hold."""
+        """How many tokens the node's pages hold."""
         return self.num_pages * self.config.page_size
 
 

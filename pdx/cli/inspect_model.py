@@ -65,7 +65,7 @@ def model(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
     num_parameters: int
-    #: Of layers that only draft, which nodes leave on disk.
+    #: Parameters of the layers that only draft, which nodes leave on disk.
     num_draft_parameters: int
     #: In all files, as stored.
     stored_bytes: int

@@ -216,7 +216,7 @@ class Static:
 
 
 def static_figures(gpu: Gpu) -> Iterator[Static]:
-    """Of every launch that the compile gate has records of for this GPU's architecture."""
+    """Figures of every launch that the compile gate recorded for this GPU's architecture."""
     records = json.loads((files("pdx") / "kernels" / "compiled.json").read_text("utf-8"))
     for label, record in records.items():
         launch, _, arch = label.rpartition(" sm_")

@@ -13,7 +13,7 @@ __all__ = ["EngineConfig", "interprets_kernels", "parse_bytes", "runs_kernels"]
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _KV_DTYPES = ("auto", "bfloat16", "float8")
-#: Of captured decode steps: in larger ones the launches are little beside the work.
+#: The largest batch of a captured decode step: in larger ones launches cost little.
 _MAX_GRAPH_BATCH = 128
 
 
@@ -155,7 +155,7 @@ class EngineConfig:
 
     @property
     def kv_type(self) -> str:
-        """Of the KV cache, once ``dtype`` is resolved."""
+        """The type of the KV cache, once ``dtype`` is resolved."""
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
     def check_kv_type(self, *, interprets_kernels: bool) -> None:

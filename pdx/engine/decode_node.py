@@ -89,9 +89,9 @@ class DecodeNode(ServingNode):
         self.prefillers = Prefillers([self._prefiller(address) for address in peers])
         self._transfers = TransferTable(self._pool)
         self._waking: asyncio.TimerHandle | None = None
-        #: Of transfers whose links went on.
+        #: Faults of transfers whose links went on.
         self._faults: Counter[Fault] = Counter()
-        #: What peers count when this node ends.
+        #: The fault that peers count when this node ends.
         self._own_fault: Fault | None = None
 
     def _prefiller(self, address: Address) -> Prefiller:

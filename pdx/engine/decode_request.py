@@ -49,7 +49,7 @@ class DecodeRequest:
     last_error: RequestError | None = None
     #: When it first had to wait for a prefiller.
     waiting_since_s: float | None = None
-    #: Of all transfers that arrived.
+    #: The size of all transfers that arrived.
     transfer_bytes: int = 0
     admitted_s: float | None = None
     #: What this node itself prefilled.
@@ -61,7 +61,7 @@ class DecodeRequest:
 
     @property
     def prefiller(self) -> str | None:
-        """Whose KV cache it has, or waits for; None: this node's own."""
+        """The prefiller whose KV cache it has or waits for; None: this node computes it."""
         return None if self.transfer is None else self.transfer.link.peer
 
     def on_admitted(self, num_cached: int) -> None:

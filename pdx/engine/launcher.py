@@ -23,7 +23,7 @@ class NodeSpec:
     #: Unique among a launcher's nodes.
     name: str
     role: Literal["prefill", "decode"]
-    #: Of the `pdx` command.
+    #: Arguments of the `pdx` command.
     arguments: tuple[str, ...]
     #: Variables to set or (None) to take away, beside those of the launcher's own environment.
     env: Mapping[str, str | None]

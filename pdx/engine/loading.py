@@ -51,7 +51,7 @@ class LoadedModel:
     """A model in ranks that are ready for batches."""
 
     folder: Path
-    #: Of the checkpoint, for :class:`Manifest`.
+    #: The checkpoint's identity, for :class:`Manifest`.
     weights_id: str
     text_id: str
     model: ModelConfig
@@ -211,7 +211,7 @@ async def load_model(
 
 
 def _threads_of_one(tp_size: int) -> int:
-    """Of several ranks on one CPU; 0 leaves the choice to torch."""
+    """Threads of each of several ranks on one CPU; 0 leaves the choice to torch."""
     return 0 if tp_size == 1 else max(1, len(os.sched_getaffinity(0)) // tp_size)
 
 

@@ -144,7 +144,7 @@ class PeerConnector:
     ) -> None:
         """
         Args:
-            on_link: told of each new link.
+            on_link: called with each new link.
         """
         self.address = address
         self._hub = hub
@@ -153,7 +153,7 @@ class PeerConnector:
         self._owner = owner
         self._on_link = on_link
         self.link: DecodeLink | None = None
-        #: Of the last link that could not be made; empty: it did not come so far.
+        #: The provider of the last link that could not be made; empty: none was chosen yet.
         self._provider = ""
         #: Faults of links that are over, by reason.
         self.faults: Counter[Fault] = Counter()

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _STOP_S = 2.0
 #: A connection that says nothing is closed.
 _FIRST_BYTES_S = 10.0
-#: As the API allows.
+#: The API allows no more either.
 _MAX_TOP_LOGPROBS = 20
 
 
@@ -107,12 +107,12 @@ class PrefillNode:
         #: Those with a chunk in the pass that runs.
         self._in_pass: list[PrefillRequest] = []
         self._next_request_id = itertools.count(1)
-        #: What other hosts can make this node say again and again.
+        #: Warnings that other hosts can cause again and again.
         self._strangers, self._refusals, self._cut_off = (SparseLog(logger) for _ in range(3))
         #: Events by name.
         self.counters: Counter[str] = Counter()
         self._faults: Counter[Fault] = Counter()
-        #: What decoders count when this node ends.
+        #: The fault that decoders count when this node ends.
         self._own_fault: Fault | None = None
         self._pages = prefiller_pages(self)
 
@@ -271,7 +271,7 @@ class PrefillNode:
         self._loop.wake()
 
     def _check_tokens(self, prefill: Prefill) -> None:
-        """What the rank takes for granted: a wrong decoder must not end this node.
+        """Check what the rank takes for granted: a wrong decoder must not end this node.
 
         Raises:
             InvalidRequest: naming what is out of range.

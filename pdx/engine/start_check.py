@@ -26,12 +26,12 @@ class NodePlan:
     #: With every "auto" resolved.
     config: EngineConfig
     num_pages: int
-    #: Of a rank.
+    #: What a rank's weights take.
     weight_bytes: int
     kv_bytes: int
 
     def host_memory(self, num_nodes: int = 1) -> MemoryNeed | None:
-        """Of so many nodes on one host; None: their memory is that of GPUs."""
+        """What so many nodes need on one host; None: their memory is that of GPUs."""
         if self.config.device != "cpu":
             return None
         return MemoryNeed(

@@ -85,7 +85,7 @@ class Streams:
         self._scheduler = scheduler
         self._trace = trace
         self._frontend: Frontend = frontend or FrontendProcess()
-        #: By request id, which is the frontend's stream id.
+        #: Requests that have not ended, by request id, which is the frontend's stream id.
         self.requests: dict[int, DecodeRequest] = {}
         #: Faults and events by name.
         self.counters: Counter[str] = Counter()

@@ -37,7 +37,7 @@ class Transfer:
     """One prompt's KV cache on its way here. Times are CLOCK_MONOTONIC seconds."""
 
     transfer_id: int
-    #: Who waits for it; None once it is decided.
+    #: The request that waits for it; None once it is decided.
     request: DecodeRequest | None
     lease_id: int
     prefiller: Prefiller

@@ -55,7 +55,7 @@ class KeyedPart:
 class LinkEnd:
     """A link in one domain of its fabric."""
 
-    #: As many as the region's.
+    #: One for each part of the region.
     parts: tuple[KeyedPart, ...]
     #: The link page, where beats go.
     page_base: int
@@ -69,7 +69,7 @@ class LinkAddress:
     """Everything that is needed to write into one link of a peer."""
 
     provider: Provider
-    #: Of each part of the region.
+    #: The size of each part of the region.
     part_bytes: tuple[int, ...]
     pid_namespace: int
     #: Immediates that may be on their way to each end.
@@ -152,7 +152,7 @@ def hosts(descriptor: bytes) -> tuple[str, ...]:
 
 
 def _host(name: bytes) -> str:
-    """Of a sockaddr_in or sockaddr_in6, which begin with the family and the port."""
+    """The host in a sockaddr_in or sockaddr_in6, which begin with the family and the port."""
     family = int.from_bytes(name[:2], sys.byteorder)
     if family == socket.AF_INET and len(name) >= 8:
         return socket.inet_ntop(family, name[4:8])

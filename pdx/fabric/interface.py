@@ -51,7 +51,7 @@ MAX_SLOT = 4095
 MAX_GENERATION = 4095
 #: Addresses that one fabric may be bound to.
 MAX_DOMAINS = 8
-#: Of one region.
+#: The most parts that one region may have.
 MAX_PARTS = 64
 
 
@@ -177,7 +177,7 @@ class TransferDone:
     generation: int
     #: Atoms handed to libfabric.
     posted_atoms: int
-    #: Of these: atoms whose write failed, or was in flight at the fence. They may have arrived all
+    #: How many of these failed, or were in flight at the fence. They may have arrived all
     #: the same.
     failed_atoms: int
     cancelled: bool
@@ -392,7 +392,7 @@ class Fabric(Protocol):
         """The counters now."""
 
     def domain_statistics(self) -> tuple[DomainStatistics, ...]:
-        """Of each domain, in the order of the addresses."""
+        """The statistics of each domain, in the order of the addresses."""
 
     def close(self) -> None:
         """Join the worker, close everything, remove what lies in /dev/shm. A second close does

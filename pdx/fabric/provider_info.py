@@ -45,7 +45,7 @@ class ProviderInfo:
     iov_limit: int | None
     #: Pieces of remote memory in one write.
     rma_iov_limit: int | None
-    #: Of the value that comes with a write; pdx needs 4.
+    #: Size of the immediate that comes with a write; pdx needs 4.
     cq_data_bytes: int | None
     mr_key_bytes: int | None
     #: What registered memory asks for, such as FI_MR_VIRT_ADDR.

@@ -39,7 +39,7 @@ def host_limits(proc: Path) -> Iterator[MemoryLimit]:
 
 
 def cgroup_limits(proc: Path) -> Iterator[MemoryLimit]:
-    """Of the cgroups that this process is in, from its own up to the root: each one's limit holds.
+    """The limits of this process's cgroups, from its own up to the root: all of them hold.
     Both versions, also side by side. What is charged for files' pages is free: the kernel drops
     those pages before it refuses any.
     """

@@ -15,7 +15,7 @@ from pdx.errors import ConfigError
 __all__ = ["MemoryFacts", "MemoryLimit", "MemoryNeed", "check_memory"]
 
 _GIB, _MIB = 1 << 30, 1 << 20
-#: Of what is left beside the weights, for KV in a hint; the rest is for activations and processes.
+#: A hint's share for KV of what the weights leave; the rest is for activations and processes.
 _KV_SHARE = 0.9
 
 
@@ -32,7 +32,7 @@ class MemoryLimit:
 class MemoryFacts:
     """What a host allows."""
 
-    #: Of all processes together: the host's memory, each cgroup's.
+    #: Limits that hold for all processes together: the host's memory, each cgroup's.
     shared: tuple[MemoryLimit, ...]
     #: Addresses of one process (RLIMIT_AS); None: no limit.
     process_bytes: int | None = None
@@ -46,18 +46,18 @@ class MemoryNeed:
 
     num_nodes: int
     num_ranks: int
-    #: Of a rank.
+    #: What a rank's weights take.
     weight_bytes: int
     kv_bytes: int
 
     @property
     def all_ranks(self) -> int:
-        """Of all nodes."""
+        """How many ranks all nodes have."""
         return self.num_nodes * self.num_ranks
 
     @property
     def total_bytes(self) -> int:
-        """Of all nodes' ranks."""
+        """What all nodes' ranks take."""
         return self.all_ranks * (self.weight_bytes + self.kv_bytes)
 
 

@@ -56,7 +56,7 @@ class RequestGroup:
         return len(self.query_starts)
 
     def each(self, page_size: int) -> Iterator[tuple[slice, int, Tensor]]:
-        """Of each request its rows, counted as ``query_starts`` are, the length of its sequence,
+        """Each request's rows, counted as ``query_starts`` are, the length of its sequence,
         and the pages that hold it. This asks the arrays for numbers: only for ops of the host.
         """
         columns = (self.query_starts, self.query_lens, self.seq_lens, self.table_starts)

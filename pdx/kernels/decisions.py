@@ -49,7 +49,7 @@ class TileConfig:
     block_n: int
     num_warps: int
     num_stages: int
-    #: Of the summed axis, where tiles have a part of it.
+    #: A tile's part of the summed axis, where tiles have a part of it.
     block_k: int = 0
 
 

@@ -21,7 +21,7 @@ FLOAT8_MAX = 448.0
 
 
 def record_bytes(latent_dim: int, rope_dim: int) -> int:
-    """Of one token in one layer."""
+    """Size of the record of one token in one layer."""
     return latent_dim + 4 * NUM_SCALES + 2 * rope_dim
 
 

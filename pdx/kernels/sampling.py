@@ -172,7 +172,7 @@ def _filter(row_ptr, num_ids, largest, temperature, top_k, top_p, BLOCK: tl.cons
 
 @triton.jit
 def _weight_of(key, largest, temperature):
-    """Of the tokens that have this key."""
+    """The weight of the tokens that have this key."""
     bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
     return _weights(bits.to(tl.float32, bitcast=True), largest, temperature)
 

@@ -63,7 +63,7 @@ class Staging:
         target = sent.numpy()
         for name, array in arrays.items():
             begin = places[name]
-            # By numpy: torch would wake other threads for half a megabyte.
+            # numpy copies: torch would wake other threads for half a megabyte.
             target[begin : begin + array.nbytes] = array.numpy().reshape(-1).view(np.uint8)
         if len(self._arrived) < end:
             self._arrived = torch.empty(len(self._sent), dtype=torch.uint8, device=self._device)

@@ -141,8 +141,8 @@ def _has(device: int, name: str) -> bool:
 
 
 def _properties(device: int) -> Any:
-    """Of memory that is exported as a descriptor, and that network cards can reach where the GPU
-    allows it.
+    """Properties of memory that is exported as a descriptor, and that network cards reach where the
+    GPU allows it.
     """
     driver = _driver()
     for name in ("VIRTUAL_MEMORY_MANAGEMENT", "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"):

@@ -32,7 +32,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     itemsize: int
     #: K and V; 1 where a token has one record for both (MLA: a head of latent and rope).
     num_parts: int = 2
-    #: Of the layers; they need the token after a position, so they lack a prompt's last one.
+    #: How many of the layers draft. They need the token after a position, so they lack the last
+    #: position of a prompt.
     num_draft_layers: int = 0
     #: The group of layers whose pages these are.
     group: str = FULL_ATTENTION
@@ -83,10 +84,10 @@ class NodeLayout(msgspec.Struct, frozen=True, kw_only=True):
     group. Each group holds the whole model's heads, and has requests and pages of its own.
     """
 
-    #: Of every rank.
+    #: The layout on every rank.
     rank: KvLayout
     tp_size: int
-    #: Of the model. Fewer than ranks: groups of ranks hold the same head.
+    #: KV heads of the model. Where they are fewer than ranks, groups of ranks hold the same head.
     num_kv_heads: int
     #: What each rank's memory begins at a multiple of: a (huge) page of the operating system, or a
     #: GPU's granularity.

@@ -146,7 +146,7 @@ class PagePool:
         self._free: deque[int] = deque(range(num_pages))
         #: How many leases have each page.
         self._num_leases = np.zeros(num_pages, np.int32)
-        #: Of the published pages. They are cached while no lease has them.
+        #: The published pages by key. They are cached while no lease has them.
         self._page_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * num_pages
         self._is_published = np.zeros(num_pages, np.bool_)

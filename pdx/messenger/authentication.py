@@ -52,6 +52,6 @@ def is_equal(code: bytes, expected: bytes) -> bool:
 
 
 def _code(secret: bytes, *parts: bytes) -> bytes:
-    """Of parts whose lengths are part of the text, so that no two lists of parts are one text."""
+    """The code of a list of parts. Their lengths are in it, so that no two lists have one text."""
     text = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return hmac.new(secret, text, hashlib.sha256).digest()

@@ -26,7 +26,7 @@ __all__ = [
 
 #: A peer that does not read its messages is lost, not waited for.
 _MAX_UNSENT_BYTES = 64 << 20
-#: By wildcard: an address that only a default route leads to. Nothing is sent there.
+#: For each wildcard an address that only a default route leads to. Nothing is sent there.
 _DISTANT = {"0.0.0.0": "198.51.100.1", "::": "2001:db8::1"}
 _decoder = frame_decoder(ControlMessage)
 

@@ -54,7 +54,7 @@ class DataPath:
         return "the control connection uses the same addresses: does a firewall close other ports?"
 
     def _chosen(self) -> list[str]:
-        """Who has other addresses than the control connection."""
+        """The roles whose data addresses are not the control connection's."""
         theirs = [self.peer_role] if set(self.peer_hosts) != {self.peer_control_host} else []
         ours = [self.own_role] if set(self.own_hosts) != {self.own_control_host} else []
         return theirs + ours

@@ -125,7 +125,7 @@ class DecodeLink:
         self.data_path: DataPath | None = None
         #: It ended because no write got through, and would again.
         self.lacks_data_path = False
-        #: Of the Arrived event that is being handled.
+        #: When the atoms came of the Arrived event that is being handled.
         self._arrival: Arrival | None = None
 
     @property

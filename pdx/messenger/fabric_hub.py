@@ -57,9 +57,9 @@ class MappedMemory:
 
     #: All ranks' KV, as NodeLayout has it: one part on the host; of each rank where it is a GPU's.
     kv_parts: tuple[MemoryPart, ...]
-    #: Of each rank.
+    #: The address of each rank's progress word.
     progress_addresses: tuple[int, ...]
-    #: Of each rank; written by it after each progress store.
+    #: An eventfd of each rank, which the rank writes after each progress store.
     progress_eventfds: tuple[int, ...]
 
 
@@ -114,7 +114,7 @@ class FabricHub:
         self._options = dataclasses.replace(options, device_memory=on_gpus)
         self._bind_hosts = tuple(bind_hosts)
         self._opener = opener
-        #: By provider and, for network providers, the local addresses.
+        #: Open fabrics by provider and, for network providers, the local addresses.
         self._fabrics: dict[tuple[str, tuple[str, ...]], _OpenFabric] = {}
         #: Providers of which it was said that they do not work here.
         self._unusable: set[Provider] = set()
@@ -160,7 +160,7 @@ class FabricHub:
         self._opened(link).handlers.pop(link.link, None)
 
     def statistics(self) -> list[FabricStatistics]:
-        """Of every open fabric."""
+        """Statistics of every open fabric."""
         return [opened.fabric.statistics() for opened in self._fabrics.values()]
 
     def close(self) -> None:

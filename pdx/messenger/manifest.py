@@ -20,7 +20,7 @@ from pdx.kv.layout import KvLayout, NodeLayout, kv_heads_of_rank
 
 __all__ = ["Manifest", "differences", "model_id", "text_id"]
 
-#: Of each weights file this much is hashed besides its header: other weights of the same shape
+#: This much of each weights file is hashed besides its header: other weights of the same shape
 #: differ there.
 _SAMPLE_BYTES = 64 << 10
 _TEXT_FILES = (
@@ -49,9 +49,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     #: What each rank's memory begins at a multiple of, in bytes.
     kv_alignment: int = mmap.PAGESIZE
-    #: Of a head in a page: K and V, or 1 where a token has one record for both.
+    #: Parts of a head in a page: K and V, or 1 where a token has one record for both.
     num_parts: int = 2
-    #: Of the KV cache; None: ``dtype``.
+    #: The type of the KV cache; None: ``dtype``.
     kv_dtype: str | None = None
 
     def layout(self) -> NodeLayout:

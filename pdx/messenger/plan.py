@@ -77,7 +77,7 @@ class LayerRange:
 
 
 def shares(src: NodeLayout, dst: NodeLayout, transfer_id: int) -> tuple[Share, ...]:
-    """Who writes what for whom: every head of every destination rank once.
+    """Which source rank writes which heads for which destination rank: each head of each once.
 
     Ranks that hold all heads once are a set. Where the source has several, each transfer shuffles
     them and deals them out to the destination's sets, so that all of them (and their network cards)
@@ -250,7 +250,7 @@ class TransferPlan:
         """
         if first_run >= stop_run:
             return ()
-        # Of a long prompt's pages only those of these runs: a chunk must not pay for all.
+        # Only the pages of these runs are looked at: a chunk must not pay for a whole long prompt.
         page_size = self._src.rank.page_size
         if page_size == self._dst.rank.page_size:
             first_run_there = self.first_position // page_size

@@ -105,7 +105,7 @@ class PrefillSide:
         self._src, self._dst = src, dst
         #: Those that are not done yet.
         self._transfers: dict[int, _Transfer] = {}
-        #: Of those that are done, until their slot is used again: a late Cancel gets them.
+        #: Totals of those that are done, until their slot is used again: a late Cancel gets them.
         self._totals: dict[int, _Totals] = {}
         #: The last transfer of each slot.
         self._by_slot: dict[int, int] = {}
@@ -287,7 +287,7 @@ class PrefillSide:
     def _keep_totals(
         self, transfer_id: int, transfer: _Transfer, posted: int, failed: int
     ) -> _Totals:
-        """Of a transfer that is done; kept only where its slot was not used again meanwhile."""
+        """A done transfer's totals; kept only where its slot was not used again meanwhile."""
         totals = _Totals(posted, failed)
         if self._by_slot[transfer.prefill.slot] == transfer_id:
             self._totals[transfer_id] = totals

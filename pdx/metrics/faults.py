@@ -52,5 +52,5 @@ class Fault(enum.StrEnum):
 
 
 def fault_counts(faults: Mapping[Fault, int]) -> dict[str, int]:
-    """As a node's counts have them: all reasons, so that each is 0 before it is 1."""
+    """The counts by name. All reasons are there, so that each is 0 before it is 1."""
     return {f"faults_{fault}": faults.get(fault, 0) for fault in Fault}

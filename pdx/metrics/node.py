@@ -136,7 +136,7 @@ class NodeCounts:
 
 
 class NodeMetrics:
-    """Of a node that has no frontend."""
+    """Metrics of a node that has no frontend."""
 
     content_type = prometheus_client.CONTENT_TYPE_LATEST
 

@@ -79,7 +79,7 @@ class ServingMetrics:
             "pdx_frontend_tasks", "Tasks of the frontend's event loop; they grow with connections."
         ).set_function(lambda: len(asyncio.all_tasks()))
         self._registry.register(NodeCounts(counts))
-        # Of this process, which speaks HTTP, and of the primary, which started it.
+        # One for this process, which speaks HTTP, and one for the primary, which started it.
         ProcessCollector(registry=self._registry)
         ProcessCollector("pdx_primary", os.getppid, registry=self._registry)
         self._times = _RequestMetrics(new)

@@ -67,7 +67,7 @@ class SendView(msgspec.Struct, frozen=True, kw_only=True):
     decoder: str
     provider: str
     num_tokens: int
-    #: Of these, tokens whose KV the passes so far have computed, the running one included.
+    #: How many of these the passes so far have computed, the running one included.
     num_armed: int
     atoms: int
 

@@ -26,7 +26,7 @@ from pdx.models.sharding import TpGroup, even_shard
 
 __all__ = ["build_deepseek_v3"]
 
-#: Of the latents' norms, whatever the config's is: so the published code has it.
+#: The epsilon of the latents' norms, whatever the config's is: the published code has this one.
 _LATENT_EPS = 1e-6
 
 

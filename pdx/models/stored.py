@@ -23,9 +23,9 @@ Index: TypeAlias = tuple[int | slice, ...]
 class StoredPart:
     """Part of a stored tensor and the place in a parameter that it fills."""
 
-    #: Of the tensor; in a module's ``stored``, without the module's own name before it.
+    #: The tensor's name; in a module's ``stored``, without the module's own name before it.
     name: str
-    #: Of the whole tensor.
+    #: The whole tensor's shape.
     shape: tuple[int, ...]
     #: What is taken of the tensor: leading dimensions, the others whole.
     source: tuple[slice, ...]
@@ -34,7 +34,7 @@ class StoredPart:
 
 
 def stored_parts(model: nn.Module, tensors: Container[str]) -> dict[str, tuple[StoredPart, ...]]:
-    """By name of each parameter, what of a checkpoint's ``tensors`` fills it."""
+    """The parts of a checkpoint's ``tensors`` that fill each parameter, by its name."""
     found = {}
     for prefix, module in model.named_modules():
         shards: dict[str, Shard] = getattr(module, "shards", {})

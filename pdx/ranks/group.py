@@ -36,7 +36,7 @@ class RankGroup:
 
     @property
     def pids(self) -> list[int]:
-        """Of the started processes, leader first."""
+        """Process ids of the started ranks, the leader's first."""
         return [rank.pid for rank in self._ranks]
 
     @property
@@ -126,7 +126,7 @@ class RankGroup:
 
 
 def _ignore(loading: RankLoading) -> None:
-    """Of the ranks that do not lead."""
+    """Nobody is told how far the ranks that do not lead have loaded."""
 
 
 def _errors(tasks: list[asyncio.Task[RankReady]]) -> list[BaseException]:

@@ -153,8 +153,8 @@ class _HostRange:
                 f"a rank's KV memory of {num_bytes} bytes cannot be mapped: "
                 f"{os.strerror(ctypes.get_errno())}"
             )
-        # As the rank does: whoever touches a page first decides its size. Refused by kernels
-        # without.
+        # The rank does the same: whoever touches a page first decides its size. Kernels
+        # without huge pages refuse it.
         _libc.madvise(address, num_bytes, mmap.MADV_HUGEPAGE)
 
     def close(self) -> None:

@@ -72,13 +72,13 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """Of the started process."""
+        """Process id of the started rank."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def exit_code(self) -> int:
-        """Of the ended process; negative: a signal's number."""
+        """Exit status of the ended process; negative: a signal's number."""
         assert self._process is not None and self._process.returncode is not None
         return self._process.returncode
 

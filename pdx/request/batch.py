@@ -108,7 +108,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="output"):
     """The result of a pass, in the order of its rows: requests that decode, then chunks."""
 
     pass_idx: int
-    #: Of a step whose draft was right there are two.
+    #: One for each step that samples, and two where the step's draft was right.
     tokens: list[SampledToken]
     #: Drafts that were fed.
     num_drafts: int = 0

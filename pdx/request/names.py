@@ -15,13 +15,13 @@ MAX_NAME_LEN = 128
 class RequestNames(msgspec.Struct, frozen=True, array_like=True):
     """Both ids of a request."""
 
-    #: Of the answer, as ``cmpl-...``.
+    #: The answer's id, such as ``cmpl-...``.
     api_id: str = ""
     #: The ``X-Request-Id`` that its client sent, or that the frontend made.
     x_request_id: str = ""
 
     def __str__(self) -> str:
-        """As log lines name a request."""
+        """The request's name in log lines."""
         return f"{self.api_id or '-'} x-request-id {self.x_request_id or '-'}"
 
     def cleaned(self) -> RequestNames:

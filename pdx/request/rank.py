@@ -48,7 +48,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
     tp_size: int = 1
     #: A file that does not exist yet, for the ranks to find each other.
     rendezvous: str = ""
-    #: Of the KV memory: as ``dtype``, or "float8"; None: ``dtype``.
+    #: The type of the KV memory: as ``dtype``, or "float8"; None: ``dtype``.
     kv_dtype: str | None = None
     #: Load the model's layer that drafts as well, and feed its drafts where steps allow it.
     drafts: bool = False
@@ -57,7 +57,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
 
     @property
     def kv_type(self) -> str:
-        """Of the KV memory."""
+        """The type of the KV memory."""
         return self.kv_dtype or self.dtype
 
 

@@ -122,7 +122,7 @@ class _PlacedRows:
     token_ids: NDArray[np.int32]
     #: Places of the lists' tokens, one list after the other.
     list_at: NDArray[np.int64]
-    #: Of the outputs' distinct tokens: place, which list's output, and how often they are in it.
+    #: The outputs' distinct tokens: where each is, which list's output has it, and how often.
     output_at: NDArray[np.int64]
     output_owner: NDArray[np.int64]
     output_counts: NDArray[np.int64]

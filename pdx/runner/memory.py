@@ -19,8 +19,8 @@ from pdx.kv.progress import PROGRESS_BYTES
 
 __all__ = ["ExportedKv", "SharedMemory", "export_kv", "export_progress", "kv_tensor"]
 
-#: Of x86-64, and of aarch64 with its usual pages: what a memory must begin at a multiple of to lie
-#: in huge ones.
+#: The size of a huge page on x86-64, and on aarch64 with its usual pages. Memory must begin at a
+#: multiple of it to lie in huge pages.
 _HUGE_PAGE_BYTES = 2 << 20
 
 

@@ -58,7 +58,7 @@ class ModelRunner:
         self._device = device or RankDevice(torch.device("cpu"))
         #: What :meth:`warm_up` captures; passes of a rank that drafts have two tokens a request.
         self._graph_settings = None if drafter is not None else graph_settings
-        #: Of decode steps; None: all passes are launched op by op.
+        #: Captured graphs of decode steps; None: all passes are launched op by op.
         self.graphs: DecodeGraphs | None = None
         #: Memory of the device that they take.
         self.graph_bytes: int | None = None

@@ -26,7 +26,7 @@ class PageTable:
 
     start: int = 0
     num_pages: int = 0
-    #: Of its region; 0: it has none yet.
+    #: How many pages its region of the table can hold; 0: it has none yet.
     capacity: int = 0
 
 

@@ -153,7 +153,7 @@ def graph_settings(
 
 
 def _kv_dtype(config: RankConfig, model_config: ModelConfig, ops: Ops) -> torch.dtype:
-    """Of the KV tensor; a latent's record has several types in it, and is bytes.
+    """The type of the KV tensor. A latent's record holds several types, so it is bytes.
 
     Raises:
         ConfigError: the ops, or the GPU, cannot compute with it.

@@ -57,7 +57,7 @@ class PassInputs:
     """A batch, turned into what the model takes."""
 
     batch: ForwardBatch
-    #: Of a request with a draft two, one after the other.
+    #: One for each request that samples, or two, one after the other, where it has a draft.
     draws: tuple[Draw, ...]
     steps: tuple[StepRows, ...]
     #: Rows whose logits score prompts.

@@ -68,7 +68,7 @@ def draw_arrays(draws: Sequence[Draw], vocab_size: int) -> dict[str, Tensor]:
 
 
 def _rule_arrays(draws: Sequence[Draw]) -> dict[str, Tensor]:
-    """Of all draws' rules; none where no draw has any."""
+    """The rules of all draws as arrays; none where no draw has any."""
     if all(draw.rules is None for draw in draws):
         return {}
     rows = [(draw.rules, draw.output_ids) for draw in draws]

@@ -1,4 +1,7 @@
-"""Who comes next: admission is fair to all peers, prefill to short and long prompts. Pure."""
+"""The order of requests: admission is fair to all peers, prefill to short and long prompts.
+
+Pure: whoever asks applies the answer.
+"""
 
 from __future__ import annotations
 

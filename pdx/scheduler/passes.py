@@ -1,4 +1,4 @@
-"""What a pass says of a request: to the ranks, to the messenger, and to whoever asked for it."""
+"""A request's part in a pass, as ranks, messenger and client are told of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_request(tokens: Iterable[SampledToken]) -> dict[int, list[SampledToken]]:
 
 
 def start_message(request: Request) -> RequestStart:
-    """What a rank is told of a request before its first pass."""
+    """The message that tells a rank of a request before its first pass."""
     return RequestStart(
         request_id=request.request_id,
         token_ids=request.token_ids,
@@ -66,7 +66,7 @@ def step_of(
 
 
 def chunk_of(request: Request, pass_idx: int, page_indices: tuple[int, ...]) -> PrefillChunk:
-    """What the pass that a request is in prefills of it."""
+    """The chunk of a request that the pass which it is in prefills."""
     end = request.num_computed + request.num_in_pass
     return PrefillChunk(
         request_id=request.request_id,
@@ -86,7 +86,7 @@ def finish_reason(request: Request, token_id: int, sampling: SamplingParams) -> 
 
 
 def logprobs_of(sampled: SampledToken, sampling: SamplingParams) -> list[ScoredToken]:
-    """Of a token, where they are wanted."""
+    """Logprobs of a token, where they are wanted."""
     if sampling.logprobs is None:
         return []
     return [ScoredToken(token_id=sampled.token_id, logprob=sampled.logprob, top=sampled.top)]

@@ -127,7 +127,7 @@ class PrefixSharing:
         return None if is_last else self._key(request, num_known)
 
     def next_keys(self, active: Iterable[Request]) -> set[bytes]:
-        """Of each request that is being prefilled, the key of the next page that it publishes.
+        """The key of the next page that each request which is being prefilled publishes.
 
         Whoever lacks this very page should wait: for it, and for all that follow until the two
         requests part.
@@ -186,7 +186,7 @@ class PrefixSharing:
         return self._key(request, place)
 
     def _key(self, request: Request, place: int) -> bytes:
-        """Of the request's page at a place; hashed now if it was not."""
+        """The key of the request's page at a place; hashed now if it was not."""
         assert self._cache_root is not None
         keys, size = request.page_keys, self._page_size
         while len(keys) <= place:

@@ -53,7 +53,7 @@ class Request:
     scoring: PromptScoring | None = None
     #: Part of what its pages are known by.
     cache_salt: str = ""
-    #: Whom it is for.
+    #: The peer that it is for, as a number.
     group: int = 0
     #: Keys of its first pages, as far as they were asked for.
     page_keys: list[bytes] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Request:
     lease_id: int | None = None
     #: Tokens at the front of ``token_ids`` whose KV is in our pages.
     num_computed: int = 0
-    #: Of these: tokens in pages that another request has computed.
+    #: How many of these another request has computed.
     num_cached: int = 0
     #: Pages at the front that others may share.
     num_published: int = 0

@@ -244,7 +244,7 @@ class Answer:
     def _usage(self) -> Usage:
         """A prompt counts once, however many choices it has."""
         num_prompt = sum(len(prompt.token_ids) for prompt in self._job.prompts)
-        # Of a prompt's choices the first one computes what the others find.
+        # The first choice of a prompt computes the KV cache that the others find.
         cached: dict[int, int] = {}
         for (prompt, _), choice in zip(self._streams, self._choices, strict=True):
             least = cached.get(id(prompt), choice.num_cached)

@@ -57,7 +57,7 @@ class StreamGroup:
         self._choice_of = {stream_id: idx for idx, stream_id in enumerate(stream_ids)}
         self._queue: asyncio.Queue[tuple[int, StreamUpdate | Exception]] = asyncio.Queue()
         self._failure: Exception | None = None
-        #: Of streams that have ended, also where nobody has read that yet.
+        #: Timelines of streams that have ended, even if nobody has read that they have.
         self._timelines: dict[int, RequestTimeline] = {}
 
     async def updates(self) -> list[tuple[int, StreamUpdate]]:

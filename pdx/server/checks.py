@@ -47,7 +47,7 @@ class Prompt:
     """One prompt and its choices."""
 
     token_ids: list[int]
-    #: As the client wrote it; None where it sent token ids, or messages.
+    #: The prompt as the client wrote it; None where it sent token ids, or messages.
     text: str | None = None
     #: One for each choice.
     samplings: list[SamplingParams]
@@ -372,7 +372,7 @@ def _check_reasoning(body: ChatBody, template: ChatTemplate) -> None:
 
 
 def _template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
-    """Of the template's own variables, what the client sets. Templates that can be told how much to
+    """The template's own variables that the client sets. Templates that can be told how much to
     think look for ``reasoning_effort``; those that can only be told not to, for one of the others.
     """
     variables: dict[str, Any] = {}

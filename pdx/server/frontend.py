@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 #: After the primary's end: for answers on their way, then for whatever hangs.
 _GRACE_S = 3
 _KILL_AFTER_S = 10
-#: Of the descriptors that the process may have, those that are not for connections.
+#: So many of the process's file descriptors are kept free of connections.
 _RESERVED_DESCRIPTORS = 64
 _NUM_TOKENIZER_THREADS = 2
 

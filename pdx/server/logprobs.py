@@ -49,7 +49,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a message, or of a chunk of one."""
+    """Logprobs of a chat message, or of a chunk of one."""
 
     content: list[TokenLogprob]
     refusal: None = None

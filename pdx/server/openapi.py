@@ -124,7 +124,7 @@ def _content(schema: str, description: str = "The answer.") -> _Json:
 
 
 def _event(chunk: str) -> _Json:
-    """Of one server-sent event."""
+    """The schema of one server-sent event."""
     text = f"The JSON of a {chunk}; at the end [DONE], or the JSON of an ErrorBody."
     data = {"type": "string", "description": text}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}

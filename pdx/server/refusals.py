@@ -21,7 +21,7 @@ _MAX_DIGITS = 1000
 
 
 def shown(value: object) -> str:
-    """As the client wrote it, cut to a readable length."""
+    """The value as the client wrote it, cut to a readable length."""
     if isinstance(value, str):
         value = value[: SHOWN_CHARS + 1]
     elif isinstance(value, list | dict) and len(value) > SHOWN_CHARS:
@@ -48,7 +48,7 @@ def wrong_value(error: ValidationError, body: Any) -> InvalidRequest:
 
 
 def _most_telling(errors: Sequence[ErrorDetails]) -> tuple[ErrorDetails, list[str]]:
-    """Of what is wrong with the first wrong field, and the other types that the value might have.
+    """The most telling error of the first wrong field, and the other types that it may have.
 
     Where it may have several types, each complains: what is said of a value tells more than what is
     said of its type, and so does what is deeper.

@@ -33,7 +33,7 @@ FINGERPRINT = f"pdx-{__version__}"
 
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the prompt's tokens: those whose KV cache was there already."""
+    """How many of the prompt's tokens had their KV cache already."""
 
     cached_tokens: int
 

@@ -41,7 +41,7 @@ class RecentTimelines:
     async def find(
         self, request_id: str, choice_idx: int, *, patience_s: float = 1.0
     ) -> RequestTimeline | None:
-        """By either id. None: unknown, still running, too long ago, or expected and not there in
+        """Find a timeline by either id. None: unknown, still running, too old, or not there in
         time.
         """
         found = self._requests.get(request_id) or self._requests.get(

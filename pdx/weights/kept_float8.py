@@ -26,7 +26,7 @@ def kept_scales(
     index: WeightIndex,
     blocks: Float8Blocks,
 ) -> dict[str, tuple[StoredPart, ...]]:
-    """By name of each scale parameter that the model shall have, what fills it; the parameter of
+    """What fills each scale parameter that the model shall have, by its name; the parameter of
     the same name without ``SCALE_SUFFIX`` stays in float8.
 
     Args:
@@ -79,7 +79,7 @@ def _of_scales(part: StoredPart, blocks: Float8Blocks) -> StoredPart | None:
 
 
 def _of_target(target: Index, blocks: Float8Blocks) -> Index | None:
-    """Of a parameter's place, whose rows follow the expert's number (if there is one)."""
+    """Where a parameter's scales lie: its rows follow the expert's number, if there is one."""
     found = list(target)
     for dim, place in enumerate(target):
         if isinstance(place, slice) and place != slice(None):

@@ -71,7 +71,7 @@ def _place(
 
 
 def _node_of(group: DomainGroup) -> int | None:
-    """Of the NIC; of the GPU where that does not tell."""
+    """The NIC's NUMA node; the GPU's where the NIC does not tell."""
     nodes = [choice.nic.numa_node for choice in group.nics]
     nodes += [None if group.gpu is None else group.gpu.place.numa_node]
     return next((node for node in nodes if node is not None), None)

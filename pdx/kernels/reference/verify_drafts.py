@@ -16,7 +16,7 @@ __all__ = ["count_standing"]
 
 
 def count_standing(tokens: Sequence[int], drafts: Sequence[int | None]) -> int:
-    """Of a request: tokens [D + 1] drawn, drafts [D] fed behind the first -> 1 to D + 1 tokens."""
+    """How many of a request's drawn tokens [D + 1] stand behind its drafts [D]: 1 to D + 1."""
     for place, draft in enumerate(drafts):
         if tokens[place] != draft:
             return place + 1

@@ -28,7 +28,7 @@ class Case:
     num_bytes: int
     flops: int
     ours: Call
-    #: By library. Each raises :class:`Absent` where it cannot be measured.
+    #: Other libraries' calls. Each raises :class:`Absent` where it cannot be measured.
     others: Mapping[str, Maker] = field(default_factory=dict)
     #: How far results may be apart, of their norm; None: others do like work on other numbers.
     tolerance: float | None = None

@@ -37,7 +37,7 @@ class Row:
     shape: str
     #: None: it failed, and ``failure`` says how.
     times: Times | None
-    #: Of the case's bytes over the time, by what a copy of the same run reaches.
+    #: The case's bytes over its time, as a share of what a copy in the same run reaches.
     of_copy: float | None
     tflops: float | None
     #: Microseconds, by library.
@@ -108,7 +108,7 @@ def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def gpu_times(call: Call) -> Times:
-    """By the GPU's own clock; what the host does between launches is in it."""
+    """Time by the GPU's own clock; what the host does between launches is in it."""
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     found: list[float] = []
     for index in range(_WARM_UP + _ROUNDS):

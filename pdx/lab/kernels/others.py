@@ -26,7 +26,7 @@ _WORKSPACE_BYTES = 384 << 20
 
 
 def attention_others(problem: PagedProblem) -> dict[str, Maker]:
-    """Of grouped heads."""
+    """Other libraries' attention over grouped heads."""
     return {
         "torch": lambda: _torch(problem),
         "flashinfer": lambda: _flashinfer(problem),
@@ -35,7 +35,7 @@ def attention_others(problem: PagedProblem) -> dict[str, Maker]:
 
 
 def latent_others(problem: PagedProblem, latent_dim: int) -> dict[str, Maker]:
-    """Of absorbed heads over latents, one row a request."""
+    """Other libraries' attention of absorbed heads over latents, one row a request."""
     return {
         "torch": lambda: _torch_latent(problem, latent_dim),
         "flashinfer": lambda: _flashinfer_latent(problem, latent_dim),

@@ -51,7 +51,7 @@ class PagedProblem:
         return [sum(request) for request in self.requests]
 
     def group(self) -> RequestGroup:
-        """As this project's kernels read them."""
+        """The requests as this project's kernels read them."""
         requests = zip(self.requests, self.tables, strict=True)
         return group_on(self.q.device, [(*request, table) for request, table in requests])
 

@@ -67,9 +67,9 @@ class Room:
     network: SimulatedNetwork
     control: ControlNetwork
     model: SimulatedModel
-    #: Told of a broken invariant and of what broke it.
+    #: Called with a broken invariant and what broke it.
     broken: Callable[[str, str], None]
-    #: Told of a decoder's slot that is taken again, and its generation before.
+    #: Called with a decoder's slot that is taken again, and its generation before.
     on_slot_reused: Callable[[str, int, int], None]
 
 
@@ -278,7 +278,7 @@ def _layout(shape: NodeShape, num_kv_heads: int) -> NodeLayout:
 
 
 def _model_config(scenario: Scenario) -> ModelConfig:
-    """As far as nodes look at it."""
+    """The part of a loaded model that nodes look at."""
     return ModelConfig(
         family=Family.LLAMA,
         hidden_size=4,

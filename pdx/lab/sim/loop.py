@@ -117,7 +117,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         #: Virtual time, which nobody else moves.
         self.now_ns = 0
         self._ready: deque[_Handle] = deque()
-        #: By time, then as they came. Without a handle: outside of all processes, for good.
+        #: Timers by time, then as they came. One without a handle belongs to no process.
         self._timers: list[
             tuple[int, int, _Handle | None, Callable[..., Any], tuple[Any, ...]]
         ] = []

@@ -98,7 +98,7 @@ class _Request:
     start: RequestStart
     token_ids: list[int]
     num_computed: int
-    #: Of the tokens that its pages hold, the places of their words in the ranks' memory: [T * W].
+    #: Where the words of the tokens in its pages lie in the ranks' memory: [T * W].
     places: NDArray[np.int64]
 
 
@@ -166,7 +166,7 @@ class SimulatedRanks:
         self._loop = loop
         self._end: asyncio.Future[WorkerError] = loop.create_future()
         heads = [layout.heads(rank_idx) for rank_idx in range(layout.tp_size)]
-        #: Of each token's words, what its value is multiplied by: [rank, L, Hkv * part].
+        #: What a token's value is multiplied by to give its words: [rank, L, Hkv * part].
         self._factors = np.stack([model.factors[:, own.start : own.stop] for own in heads])
         self._factors = self._factors.reshape(layout.tp_size, layout.rank.num_layers, -1)
         weights = np.stack(
@@ -287,7 +287,7 @@ class SimulatedRanks:
         )
 
     def _scores(self, request_id: int, span: _Span) -> PromptScores | None:
-        """Of the prompt's tokens that follow the span's positions, where they are asked for."""
+        """Logprobs of the prompt's tokens that follow the span's positions, where asked for."""
         start = span.request.start
         if start.prompt_logprobs is None:
             return None

@@ -123,9 +123,9 @@ class Scenario:
     seed: int
     options: ScenarioOptions
     provider: Provider
-    #: By name: p0, p1 ... and d0, d1 ...
+    #: Nodes by name: p0, p1 ... and d0, d1 ...
     nodes: dict[str, NodeShape]
-    #: Of each decoder.
+    #: The prefillers of each decoder.
     peers: dict[str, tuple[str, ...]]
     num_kv_heads: int
     requests: tuple[RequestPlan, ...]

@@ -15,7 +15,7 @@ __all__ = ["command_line", "few_collections", "run_history", "shrink"]
 
 #: What the real code says while it is simulated, of peers that were lost and so on.
 _LOGGERS = ("pdx.engine", "pdx.messenger")
-#: As many objects as a history or two leave.
+#: A history or two leave as many objects.
 _ALLOCATIONS_A_COLLECTION = 50_000
 
 

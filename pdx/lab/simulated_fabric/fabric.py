@@ -98,7 +98,7 @@ class SimulatedFabric:
 
     @property
     def provider(self) -> Provider:
-        """Whose behaviour is simulated."""
+        """The provider whose behaviour is simulated."""
         return self._provider
 
     def on_events(self, listener: Callable[[], None]) -> None:

@@ -111,7 +111,7 @@ class Link:
     peer: LinkAddress | None = None
     peer_ends: list[PeerEnd] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
-    #: Of each of our domains.
+    #: The lanes of each of our domains.
     lanes_of: list[list[Lane]] = field(init=False)
     next_lane: int = 0
     #: Probes that came before we knew the peer.
@@ -187,7 +187,7 @@ class Link:
         """An immediate of the peer was read from a domain's queue."""
         self.own[domain].reaped += 1
         lanes = self.lanes_of[domain]
-        # Of several lanes into one domain, nobody knows which one brought it.
+        # Where several lanes lead into one domain, nobody knows which one brought it.
         if len(lanes) == 1:
             lanes[0].last_life_ns = now_ns
 

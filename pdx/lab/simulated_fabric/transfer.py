@@ -64,7 +64,7 @@ class Write(NamedTuple):
 
     pieces: tuple[Piece, ...]
     atoms: int
-    #: Of all pieces.
+    #: The size of all pieces.
     num_bytes: int
 
 

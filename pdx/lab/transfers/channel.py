@@ -140,5 +140,5 @@ class Channel:
 
 
 def peer_name(host: str, port: int) -> str:
-    """As users write an address: IPv6 in brackets."""
+    """The address as users write it: IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -44,7 +44,7 @@ class Figure:
 
 
 def interval_of(values: Sequence[float]) -> Interval:
-    """By order statistics, which assume nothing about how the values are distributed."""
+    """An interval by order statistics, which assume nothing about the distribution."""
     ordered = sorted(values)
     n = len(ordered)
     drop = 0

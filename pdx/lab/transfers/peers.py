@@ -245,7 +245,7 @@ ANSWERS = -1
 
 
 def main() -> None:
-    """As the module's docstring says."""
+    """See the module's docstring."""
     global ANSWERS
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("peer", choices=KINDS)

@@ -35,7 +35,7 @@ _OBJECT, _ARRAY = "{", "["
 
 
 class CallFinder:
-    """Of one output, whose model was shown these tools."""
+    """Finds the calls in one output of a model that was shown these tools."""
 
     def __init__(self, form: CallForm, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self._form = form

@@ -49,7 +49,7 @@ class Mark:
     begins_line: bool
     #: Only white space since the mark before.
     is_adjacent: bool
-    #: Of a KEY, or of a NAME.
+    #: What a KEY or a NAME says.
     key: str = ""
 
 

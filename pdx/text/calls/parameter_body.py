@@ -43,7 +43,7 @@ def read_parameters(
     )
     if found is None:
         raise NoCall
-    # Of a parameter that is given twice the last value counts, as in JSON.
+    # Where a parameter is given twice, the last value counts, as in JSON.
     arguments = {
         key.key: schema.typed(key.key, _value(source.text(key.end, value_end.start)))
         for key, value_end in found

@@ -77,7 +77,7 @@ _COMBINATIONS = ("anyOf", "oneOf", "allOf")
 
 
 class ToolSchemas:
-    """Of the tools that the model was shown; the client may have sent anything as a schema."""
+    """Schemas of the tools that the model was shown; a client may send anything as a schema."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = [tool["function"] for tool in tools]
@@ -85,7 +85,7 @@ class ToolSchemas:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the functions."""
+        """The functions' names."""
         return frozenset(self._parameters)
 
     def of(self, name: str) -> FunctionSchema:

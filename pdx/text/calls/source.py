@@ -33,7 +33,7 @@ class Source:
 
     @property
     def position(self) -> int:
-        """Of the next character to be read."""
+        """Where the next character to be read is."""
         return self._starts[self._chunk_idx] + self._at
 
     def push(self, text: str) -> None:
