@@ -144,7 +144,7 @@ def test_a_failed_probe_begins_another_pause() -> None:
     assert opened.num_opened == 1
 
 
-def test_c2_clients_that_leave_are_no_failures_and_leave_the_probe_to_another() -> None:
+def test_clients_that_leave_are_no_failures_and_leave_the_probe_to_another() -> None:
     left = breaker()
     for _ in range(20):
         left.on_asked()

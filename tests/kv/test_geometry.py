@@ -46,7 +46,7 @@ def test_each_rank_holds_its_heads_or_a_copy_of_one() -> None:
 
 
 @pytest.mark.parametrize("tp_size", [0, 3, 5, 16])
-def test_d1_ranks_that_do_not_divide_the_heads_are_refused(tp_size: int) -> None:
+def test_ranks_that_do_not_divide_the_heads_are_refused(tp_size: int) -> None:
     with pytest.raises(ConfigError, match=f"over {tp_size} ranks") as refused:
         check_tp_size(MODEL, tp_size)
     assert refused.value.hint == "use --tp 1, 2, 4, 8"

@@ -166,7 +166,7 @@ def test_a_transfer_that_needs_no_clock_starts_none_when_it_is_computed(settled_
     assert side.on_tick(9.9, {}) == []
 
 
-def test_b5_a_clock_that_has_run_out_is_seen_behind_one_that_has_not() -> None:
+def test_a_clock_that_has_run_out_is_seen_behind_one_that_has_not() -> None:
     """Clocks are no queue: whichever runs out first counts, whatever its place."""
     slots = SlotTable()
     side, first = started(slots)

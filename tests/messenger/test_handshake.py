@@ -92,7 +92,7 @@ async def test_two_nodes_that_do_not_fit_are_told_why(
             pytest.fail("they have a link")
 
 
-async def test_d6_another_layout_of_pages_is_refused_by_name() -> None:
+async def test_another_layout_of_pages_is_refused_by_name() -> None:
     with pytest.raises(PeerRefused, match=r"kv_layout +head-major +token-major"):
         async with pair(identity("d", kv_layout="token-major"), identity("p")):
             pytest.fail("they have a link")

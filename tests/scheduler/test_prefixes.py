@@ -370,7 +370,7 @@ def test_a_prompt_that_leaves_before_it_is_hashed_keeps_nobody_busy() -> None:
     assert not scheduler.is_hashing
 
 
-def test_e5_keys_are_equal_in_all_processes() -> None:
+def test_keys_are_equal_in_all_processes() -> None:
     """E5: the seed of Python's own hashing must not matter."""
     program = (
         "from pdx.kv.prefix import next_key, root_key;"

@@ -50,7 +50,7 @@ def test_client_leaves_while_its_prompt_is_queued(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("partly_written", [False, True])
-def test_c14_client_leaves_while_its_prompt_runs(
+def test_client_leaves_while_its_prompt_runs(
     cluster: Cluster,
     tiny_oracle: Oracle,
     tiny_prompt_ids: list[int],
@@ -75,7 +75,7 @@ def test_c14_client_leaves_while_its_prompt_runs(
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 130))
 
 
-def test_a1_request_waits_for_pages_until_an_aborted_transfer_is_counted_out(
+def test_request_waits_for_pages_until_an_aborted_transfer_is_counted_out(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     """The prefiller's primary is stopped for less than its beats may be missing, so it cannot
@@ -118,7 +118,7 @@ def test_client_leaves_while_tokens_are_generated(
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 130))
 
 
-def test_c13_clients_leave_at_any_moment(
+def test_clients_leave_at_any_moment(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     """Prompts that fill most of the pages, given up after delays from nothing to the whole

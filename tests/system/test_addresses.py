@@ -54,7 +54,7 @@ def small_ipv6_pair(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) 
         yield Pair(source, target, "tcp")
 
 
-def test_g1_nodes_on_ipv6_print_addresses_that_can_be_pasted(
+def test_nodes_on_ipv6_print_addresses_that_can_be_pasted(
     small_ipv6_pair: Pair, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
     assert small_ipv6_pair.prefiller.address.startswith("[::1]:")
@@ -63,7 +63,7 @@ def test_g1_nodes_on_ipv6_print_addresses_that_can_be_pasted(
     assert small_ipv6_pair.decoder.complete(prompt, 24) == colocated(prompt, 24)
 
 
-def test_c1_prompt_past_what_the_prefiller_holds_is_refused_with_its_limit(
+def test_prompt_past_what_the_prefiller_holds_is_refused_with_its_limit(
     small_ipv6_pair: Pair, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
     """Also F4: nothing is cut off. All but the prompt's last token are prefilled."""
@@ -78,7 +78,7 @@ def test_c1_prompt_past_what_the_prefiller_holds_is_refused_with_its_limit(
     small_ipv6_pair.prefiller.wait_clean()
 
 
-def test_g1_a_bare_port_is_on_loopback_and_a_taken_one_ends_at_once(
+def test_a_bare_port_is_on_loopback_and_a_taken_one_ends_at_once(
     any_prefiller: Prefiller, tiny_llama: Path, tmp_path: Path
 ) -> None:
     """Also G2: before the model is loaded."""
@@ -91,7 +91,7 @@ def test_g1_a_bare_port_is_on_loopback_and_a_taken_one_ends_at_once(
     assert "loaded" not in said
 
 
-def test_g1_a_taken_http_address_is_named(any_prefiller: Prefiller, tmp_path: Path) -> None:
+def test_a_taken_http_address_is_named(any_prefiller: Prefiller, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = ["--peer", any_prefiller.address, "--http", f":{port}", *KV]
@@ -101,7 +101,7 @@ def test_g1_a_taken_http_address_is_named(any_prefiller: Prefiller, tmp_path: Pa
     any_prefiller.wait_clean()
 
 
-def test_g2_prefillers_without_port_options_find_their_own(
+def test_prefillers_without_port_options_find_their_own(
     any_prefiller: Prefiller, pair: Pair
 ) -> None:
     nodes = (any_prefiller, pair.prefiller)
@@ -111,7 +111,7 @@ def test_g2_prefillers_without_port_options_find_their_own(
 
 
 @pytest.mark.parametrize("peer", ["::1:7001", "localhost:none", "host:70000"])
-def test_g1_an_address_that_is_none_is_a_usage_error(peer: str, tmp_path: Path) -> None:
+def test_an_address_that_is_none_is_a_usage_error(peer: str, tmp_path: Path) -> None:
     code, _, said = run_to_end(["decode", "--peer", peer], tmp_path / "decode.log", timeout_s=10)
     assert code == 2
     assert f"error: {peer!r} is not an address" in said
@@ -131,7 +131,7 @@ def test_unreachable_peer_is_retried_visibly_and_then_given_up(tmp_path: Path) -
     assert f"--listen {peer}" in said
 
 
-def test_g3_prefiller_that_does_not_answer_yet_is_waited_for_visibly(tmp_path: Path) -> None:
+def test_prefiller_that_does_not_answer_yet_is_waited_for_visibly(tmp_path: Path) -> None:
     """While it loads its model it listens already."""
     with socket.create_server(("127.0.0.1", 0)) as loading:
         peer = f"127.0.0.1:{loading.getsockname()[1]}"
@@ -141,7 +141,7 @@ def test_g3_prefiller_that_does_not_answer_yet_is_waited_for_visibly(tmp_path: P
     assert f"no prefiller at {peer} in 1 s ({peer}: it does not answer; while it loads" in said
 
 
-def test_g3_decoder_started_before_its_prefiller(
+def test_decoder_started_before_its_prefiller(
     tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
     """It says once what it waits for, and goes on by itself; nobody warns of this usual order."""
@@ -168,7 +168,7 @@ def test_g3_decoder_started_before_its_prefiller(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_g3_both_started_at_once_ten_times(
+def test_both_started_at_once_ten_times(
     tiny_llama: Path, tmp_path: Path, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 40)
@@ -195,7 +195,7 @@ def test_g3_both_started_at_once_ten_times(
     ],
     ids=["bytes", "long http", "half", "4GiB", "not msgpack", "empty"],
 )
-def test_g4_strangers_on_the_control_port_are_closed_and_counted(
+def test_strangers_on_the_control_port_are_closed_and_counted(
     pair: Pair, colocated: Generate, tiny_prompt_ids: list[int], sent: bytes
 ) -> None:
     source = pair.prefiller
@@ -230,7 +230,7 @@ def test_many_strangers_are_counted_in_a_few_lines(any_prefiller: Prefiller) -> 
     assert len([line for line in said if " closed: " in line]) <= 4, said
 
 
-def test_g4_http_on_the_control_port_is_answered(any_prefiller: Prefiller) -> None:
+def test_http_on_the_control_port_is_answered(any_prefiller: Prefiller) -> None:
     url = f"http://{any_prefiller.address}"
     health = httpx.get(f"{url}/health")
     assert health.status_code == 200
@@ -246,7 +246,7 @@ def test_g4_http_on_the_control_port_is_answered(any_prefiller: Prefiller) -> No
     assert "/health, /metrics" in other.text
 
 
-def test_g4_a_stranger_that_says_nothing_does_not_disturb_the_end(
+def test_a_stranger_that_says_nothing_does_not_disturb_the_end(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     with prefiller(tiny_llama, tmp_path / "prefill.log", *KV) as node:

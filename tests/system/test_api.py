@@ -252,7 +252,7 @@ def test_clients_that_leave_free_their_place(pair: Pair) -> None:
     ],
 )
 @pytest.mark.parametrize("stream_it", [False, True])
-def test_b2_refusals_cost_the_prefiller_nothing(
+def test_refusals_cost_the_prefiller_nothing(
     pair: Pair, path: str, body: dict[str, Any], status: int, stream_it: bool
 ) -> None:
     before = samples(pair)

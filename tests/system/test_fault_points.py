@@ -29,7 +29,7 @@ def test_an_unknown_fault_is_a_usage_error(
     assert "fail-post[@pageN]" in said
 
 
-def test_a1_a6_pages_under_a_stalled_write_belong_to_nobody_else(
+def test_pages_under_a_stalled_write_belong_to_nobody_else(
     tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     """Also delay-ack. Neither node has pages for two prompts at once."""
@@ -64,7 +64,7 @@ def test_a1_a6_pages_under_a_stalled_write_belong_to_nobody_else(
         assert not node.faults() and not source.faults()
 
 
-def test_b1_c1_c4_what_a_prefiller_cannot_do_is_told_and_what_a_decoder_misses_is_found(
+def test_what_a_prefiller_cannot_do_is_told_and_what_a_decoder_misses_is_found(
     tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     """What fails is tried three times, for there is no other prefiller, and then fails with its
@@ -104,7 +104,7 @@ def test_b1_c1_c4_what_a_prefiller_cannot_do_is_told_and_what_a_decoder_misses_i
 
 
 @pytest.mark.slow
-def test_c9_a_prefiller_that_dies_between_two_layers_is_replaced(
+def test_a_prefiller_that_dies_between_two_layers_is_replaced(
     tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 100)
@@ -135,7 +135,7 @@ def test_a_prefiller_without_a_heartbeat_is_left_and_tried_again(
 
 
 @pytest.mark.slow
-def test_c2_a_breaker_opens_prompts_run_here_and_a_probe_heals_it(
+def test_a_breaker_opens_prompts_run_here_and_a_probe_heals_it(
     tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 40)

@@ -30,7 +30,7 @@ DECIDED_S = 2.0
 MISSED_S = 3.0
 
 
-def test_c10_prefiller_killed_in_mid_transfer_comes_back(
+def test_prefiller_killed_in_mid_transfer_comes_back(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     node, address = cluster.decoder, cluster.prefiller.address
@@ -85,7 +85,7 @@ def test_stopped_prefiller_is_missed_and_taken_back(
     cluster.check_alive(tiny_oracle, prompt_of(tiny_prompt_ids, 100))
 
 
-def test_c3_decoder_killed_in_mid_transfer(
+def test_decoder_killed_in_mid_transfer(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     cluster.call_stopped_in_mid_transfer(prompt_of(tiny_prompt_ids, 300), 16)

@@ -28,15 +28,13 @@ def rows(said: str) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in split if len(cells) == 3}
 
 
-def test_d7_other_weights_of_the_same_shape(any_prefiller: Prefiller, tmp_path: Path) -> None:
+def test_other_weights_of_the_same_shape(any_prefiller: Prefiller, tmp_path: Path) -> None:
     write_hub_layout(dataclasses.replace(LLAMA, salt="another seed"), tmp_path / "other")
     said = refusal(any_prefiller, tmp_path / "log", "--model", str(tmp_path / "other"))
     assert set(rows(said)) == {"weights_id"}
 
 
-def test_d7_another_chat_template(
-    any_prefiller: Prefiller, tiny_llama: Path, tmp_path: Path
-) -> None:
+def test_another_chat_template(any_prefiller: Prefiller, tiny_llama: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for path in tiny_llama.iterdir():
@@ -48,12 +46,12 @@ def test_d7_another_chat_template(
     assert set(rows(said)) == {"text_id"}
 
 
-def test_d5_another_dtype(any_prefiller: Prefiller, tmp_path: Path) -> None:
+def test_another_dtype(any_prefiller: Prefiller, tmp_path: Path) -> None:
     said = refusal(any_prefiller, tmp_path / "log", "--dtype", "bfloat16")
     assert rows(said) == {"dtype": ["float32", "bfloat16"]}
 
 
-def test_d9_no_common_data_path(pair: Pair, tmp_path: Path) -> None:
+def test_no_common_data_path(pair: Pair, tmp_path: Path) -> None:
     other = {"tcp": "shm", "shm": "tcp"}[pair.provider]
     said = refusal(pair.prefiller, tmp_path / "log", "--fabric", other)
     assert f"no common data path: offered ['{other}'], allowed {pair.provider}" in said

@@ -58,13 +58,13 @@ def cluster(
         yield started
 
 
-def test_d1_d2_d4_tokens_and_bytes_of_every_ratio(cluster: Cluster) -> None:
+def test_tokens_and_bytes_of_every_ratio(cluster: Cluster) -> None:
     cluster.check_lengths()
 
 
 @pytest.mark.parametrize("holder_idx", range(3), ids=HOLDERS)
 @pytest.mark.parametrize("prefill_idx", range(3), ids=[f"tp{size}" for size in TP_SIZES])
-def test_e1_only_missing_pages_move_at_every_ratio(
+def test_only_missing_pages_move_at_every_ratio(
     cluster: Cluster, decode_idx: int, prefill_idx: int, holder_idx: int
 ) -> None:
     probe = list(PROBES)[(prefill_idx + decode_idx + holder_idx) % 3]

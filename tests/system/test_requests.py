@@ -17,7 +17,7 @@ REFUSED_S = 2.0
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33])
-def test_c5_prompt_around_the_length_of_a_page(
+def test_prompt_around_the_length_of_a_page(
     pair: Pair, colocated: Generate, tiny_prompt_ids: list[int], length: int
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, length, shift=40)
@@ -27,7 +27,7 @@ def test_c5_prompt_around_the_length_of_a_page(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("empty", [[], "", None])
-def test_c5_empty_prompt_is_a_400(pair: Pair, empty: list[int] | str | None, stream: bool) -> None:
+def test_empty_prompt_is_a_400(pair: Pair, empty: list[int] | str | None, stream: bool) -> None:
     answer = pair.decoder.post(empty, 4, stream=stream)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "prompt"
@@ -36,7 +36,7 @@ def test_c5_empty_prompt_is_a_400(pair: Pair, empty: list[int] | str | None, str
 @pytest.mark.parametrize(
     ("length", "max_tokens"), [(CONTEXT + 1, 1), (CONTEXT, 1), (CONTEXT - 12, 13)]
 )
-def test_c1_prompt_or_output_over_the_context_is_refused_at_once(
+def test_prompt_or_output_over_the_context_is_refused_at_once(
     pair: Pair, tiny_prompt_ids: list[int], length: int, max_tokens: int
 ) -> None:
     began_s = time.monotonic()
@@ -51,7 +51,7 @@ def test_c1_prompt_or_output_over_the_context_is_refused_at_once(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("max_tokens", [1, 2])
-def test_f1_exactly_max_tokens_come(
+def test_exactly_max_tokens_come(
     pair: Pair, colocated: Generate, tiny_prompt_ids: list[int], max_tokens: int, stream: bool
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 40)
@@ -72,13 +72,13 @@ def test_f1_exactly_max_tokens_come(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_f1_no_tokens_are_a_400(pair: Pair, tiny_prompt_ids: list[int], stream: bool) -> None:
+def test_no_tokens_are_a_400(pair: Pair, tiny_prompt_ids: list[int], stream: bool) -> None:
     answer = pair.decoder.post(prompt_of(tiny_prompt_ids, 40), 0, stream=stream)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "max_tokens"
 
 
-def test_f6_one_request_id_for_two_live_requests(
+def test_one_request_id_for_two_live_requests(
     pair: Pair, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
     """A client's id is a label: the ids in use are the server's own."""
@@ -104,7 +104,7 @@ def test_f6_one_request_id_for_two_live_requests(
     ],
     ids=["max_tokens", "model", "temperature", "token id"],
 )
-def test_f12_errors_have_their_status_and_shape_before_the_first_byte(
+def test_errors_have_their_status_and_shape_before_the_first_byte(
     pair: Pair,
     tiny_prompt_ids: list[int],
     fields: dict[str, object],

@@ -17,7 +17,7 @@ TIGHT = ["--pages", "36", "--reserve-output", "4"]
 REMOTE = ["--no-local-fallback", "--prefiller-wait", "0.5"]
 
 
-def test_c7_preempted_streams_go_on_when_their_prefiller_is_gone(
+def test_preempted_streams_go_on_when_their_prefiller_is_gone(
     tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     prompts = [prompt_of(tiny_prompt_ids, 30 + i) for i in range(NUM_STREAMS)]

@@ -42,13 +42,13 @@ def cluster(
 
 
 @pytest.mark.timeout(300)  # the nodes start here, on a machine that may be busy
-def test_d4_tokens_and_bytes_with_two_unlike_prefillers(cluster: Cluster) -> None:
+def test_tokens_and_bytes_with_two_unlike_prefillers(cluster: Cluster) -> None:
     cluster.check_lengths()
 
 
 @pytest.mark.parametrize("probe", PROBES)
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_e1_only_missing_pages_move_and_each_to_its_place(
+def test_only_missing_pages_move_and_each_to_its_place(
     cluster: Cluster, holder: str, probe: str
 ) -> None:
     cluster.check_prefix(0, holder, probe)
@@ -56,7 +56,7 @@ def test_e1_only_missing_pages_move_and_each_to_its_place(
 
 @pytest.mark.parametrize("length", [4 * PAGE - 1, 4 * PAGE, 4 * PAGE + 1])
 @pytest.mark.parametrize("num_known", [0, 1, 4])
-def test_e2_lengths_around_a_page_with_some_pages_known(
+def test_lengths_around_a_page_with_some_pages_known(
     cluster: Cluster,
     tiny_prompt_ids: list[int],
     length: int,
@@ -85,7 +85,7 @@ def test_the_second_turn_of_a_chat_moves_only_the_new_pages(
     assert timeline["transfer_bytes"] == moved * PAGE * TOKEN_BYTES
 
 
-def test_b7_choices_of_one_prompt_share_its_transfer(
+def test_choices_of_one_prompt_share_its_transfer(
     cluster: Cluster, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, 100)
@@ -100,7 +100,7 @@ def test_b7_choices_of_one_prompt_share_its_transfer(
 
 
 @pytest.mark.parametrize("length", [LOCAL_BELOW, LOCAL_BELOW + 1])
-def test_e6_prompts_below_the_threshold_are_computed_by_the_decoder(
+def test_prompts_below_the_threshold_are_computed_by_the_decoder(
     cluster: Cluster, tiny_prompt_ids: list[int], length: int
 ) -> None:
     prompt = prompt_of(tiny_prompt_ids, length)

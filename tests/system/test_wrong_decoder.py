@@ -74,7 +74,7 @@ class Recorder:
         ({"atoms_by_rank": [LAYERS + 1]}, "the plan has"),
     ],
 )
-async def test_a2_nonsense_is_refused_and_the_prefiller_goes_on(
+async def test_nonsense_is_refused_and_the_prefiller_goes_on(
     any_prefiller: Prefiller, tiny_llama: Path, change: dict[str, object], message: str
 ) -> None:
     memory = mmap.mmap(-1, LAYERS * PAGES * PAGE_BYTES + 4096)

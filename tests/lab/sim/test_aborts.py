@@ -37,7 +37,7 @@ def abort_after(at_ns: int, *, prompt_logprobs: int | None) -> Outcome:
 
 
 @pytest.mark.parametrize("prompt_logprobs", [None, 0])
-def test_c13_a_client_may_leave_at_any_step(prompt_logprobs: int | None) -> None:
+def test_a_client_may_leave_at_any_step(prompt_logprobs: int | None) -> None:
     """With scores: found by the simulator, a client that left while the prompt's last scores were
     on their way took the decoder down.
     """
@@ -50,6 +50,6 @@ def test_c13_a_client_may_leave_at_any_step(prompt_logprobs: int | None) -> None
     assert ends == {"finished", "aborted"}
 
 
-def test_c14_the_next_request_is_served_after_a_cancel() -> None:
+def test_the_next_request_is_served_after_a_cancel() -> None:
     outcome = abort_after(2 * MILLISECOND_NS, prompt_logprobs=None)
     assert outcome.ends == {"aborted": 1, "finished": 1}

@@ -41,7 +41,7 @@ def run_with(scenario: Scenario, after_ms: int, change: Callable[[History], None
     return history.run()
 
 
-def test_a4_writes_that_are_held_up_never_carry_another_prompts_pages() -> None:
+def test_writes_that_are_held_up_never_carry_another_prompts_pages() -> None:
     """The first transfer's writes take a second, its client leaves, and the prefiller has pages for
     two prompts: what reads a page keeps it, and what lands, lands where it is waited for.
     """
@@ -80,7 +80,7 @@ def test_a4_writes_that_are_held_up_never_carry_another_prompts_pages() -> None:
     assert outcome.ends == {"aborted": 1, "finished": 7}
 
 
-def test_b1_lost_completions_pin_no_pages_for_ever() -> None:
+def test_lost_completions_pin_no_pages_for_ever() -> None:
     """Found by the simulator: the prefiller waited for them, with nobody to end the link."""
 
     def lose_all(history: History) -> None:
@@ -93,7 +93,7 @@ def test_b1_lost_completions_pin_no_pages_for_ever() -> None:
     assert outcome.virtual_s > 10, "the clock for the last word has run out"
 
 
-def test_c4_a_write_that_cannot_be_posted_ends_in_tokens_all_the_same() -> None:
+def test_a_write_that_cannot_be_posted_ends_in_tokens_all_the_same() -> None:
     def refuse_all(history: History) -> None:
         conditions = history.network.conditions
         history.network.conditions = dataclasses.replace(conditions, refusal_rate=1.0)
@@ -106,7 +106,7 @@ def test_c4_a_write_that_cannot_be_posted_ends_in_tokens_all_the_same() -> None:
 
 @pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(4, 1), (1, 4), (4, 2), (2, 4)])
 @pytest.mark.parametrize("num_faults", [0, 5])
-def test_d1_d2_any_ratio_of_ranks_gives_the_same_tokens(
+def test_any_ratio_of_ranks_gives_the_same_tokens(
     prefill_tp: int, decode_tp: int, num_faults: int
 ) -> None:
     """The model has two KV heads, so four ranks hold copies; each copy is compared."""
@@ -162,7 +162,7 @@ def test_a_cluster_of_thirty_nodes_serves_its_requests() -> None:
     assert outcome.ends["finished"] > 120
 
 
-def test_b1_writes_that_are_lost_with_their_completions_end_in_a_fence(
+def test_writes_that_are_lost_with_their_completions_end_in_a_fence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody hears of them: the prefiller never says that it has posted all, and the count stays

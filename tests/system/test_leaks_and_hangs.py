@@ -1,10 +1,10 @@
-"""What users of other disaggregated systems have met, where no other file of tests has it: A pages
-reused, B pages leaked, C hangs. A test's name carries its case, here as elsewhere.
+"""What users of other disaggregated systems have met, where no other file of tests has it: pages
+that are reused too early, pages that leak, and requests that hang.
 
-Four cases cannot be brought about. A4, a write that waits for a handshake past its request's end:
-a transfer is only opened on a link that is up. B5, a reaper of expired leases that stops at the
-first live one: no lease expires. D6, two KV layouts: there is one; the handshake compares its name.
-D8, a draft on the decoder alone: no node drafts.
+Four reports cannot be brought about here. A write that waits for a handshake past its request's end:
+a transfer is only opened on a link that is up. A reaper of expired leases that stops at the first
+live one: no lease expires. Two KV layouts: there is one; the handshake compares its name. A draft on
+the decoder alone: no node drafts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tight(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Pair(source, node, "shm")
 
 
-def test_b8_prompts_wait_for_pages_before_a_prefiller_is_asked(
+def test_prompts_wait_for_pages_before_a_prefiller_is_asked(
     tight: Pair, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     """Twenty of six pages each, where eight are there."""
@@ -50,7 +50,7 @@ def test_b8_prompts_wait_for_pages_before_a_prefiller_is_asked(
     tight.prefiller.wait_clean()
 
 
-def test_c8_what_can_never_fit_is_refused_before_the_prefill_and_the_rest_takes_turns(
+def test_what_can_never_fit_is_refused_before_the_prefill_and_the_rest_takes_turns(
     tight: Pair, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     prompts = [prompt_of(tiny_prompt_ids, 40, shift=i) for i in (0, 9)]
@@ -63,7 +63,7 @@ def test_c8_what_can_never_fit_is_refused_before_the_prefill_and_the_rest_takes_
     tight.decoder.wait_clean()
 
 
-def test_b4_c2_clients_that_leave_free_both_nodes_and_open_no_breaker(
+def test_clients_that_leave_free_both_nodes_and_open_no_breaker(
     tight: Pair, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     node = tight.decoder
@@ -82,7 +82,7 @@ def test_b4_c2_clients_that_leave_free_both_nodes_and_open_no_breaker(
 
 
 @pytest.mark.slow
-def test_a8_answers_do_not_drift_over_300_requests(
+def test_answers_do_not_drift_over_300_requests(
     tight: Pair, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     lengths = (2, 16, 17, 40, 64, 65, 90)
@@ -94,7 +94,7 @@ def test_a8_answers_do_not_drift_over_300_requests(
 
 
 @pytest.mark.slow
-def test_c11_nothing_expires_in_the_queue_of_a_slow_prefiller(
+def test_nothing_expires_in_the_queue_of_a_slow_prefiller(
     tight: Pair, tiny_prompt_ids: list[int]
 ) -> None:
     """128 at once, for longer than any clock of a transfer runs."""
@@ -106,7 +106,7 @@ def test_c11_nothing_expires_in_the_queue_of_a_slow_prefiller(
 
 
 @pytest.mark.slow
-def test_a3_one_ranks_failed_write_waits_for_the_others_writes(
+def test_one_ranks_failed_write_waits_for_the_others_writes(
     tiny_llama: Path, tmp_path: Path, tiny_oracle: Oracle, tiny_prompt_ids: list[int]
 ) -> None:
     long, short = prompt_of(tiny_prompt_ids, 100), prompt_of(tiny_prompt_ids, 40)
