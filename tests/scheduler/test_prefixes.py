@@ -172,7 +172,7 @@ def test_the_least_recently_used_page_gives_way_and_the_end_of_a_prefix_first() 
 
 
 def test_pages_under_send_are_not_given_away() -> None:
-    """A6: a prefiller must not reuse a page that its writes still read."""
+    """A prefiller must not reuse a page that its writes still read."""
     node = Node(num_pages=4)
     node.submit(1, prompt(1, 2, 3))
     for request in node.scheduler.admit():
@@ -371,7 +371,7 @@ def test_a_prompt_that_leaves_before_it_is_hashed_keeps_nobody_busy() -> None:
 
 
 def test_keys_are_equal_in_all_processes() -> None:
-    """E5: the seed of Python's own hashing must not matter."""
+    """The seed of Python's own hashing must not matter."""
     program = (
         "from pdx.kv.prefix import next_key, root_key;"
         "print(next_key(root_key('model', 'salt'), [1, 70000, 3]).hex())"

@@ -66,7 +66,7 @@ def test_nodes_on_ipv6_print_addresses_that_can_be_pasted(
 def test_prompt_past_what_the_prefiller_holds_is_refused_with_its_limit(
     small_ipv6_pair: Pair, colocated: Generate, tiny_prompt_ids: list[int]
 ) -> None:
-    """Also F4: nothing is cut off. All but the prompt's last token are prefilled."""
+    """Nothing is cut off. All but the prompt's last token are prefilled."""
     node, limit = small_ipv6_pair.decoder, FEW_PAGES * PAGE
     call = node.call(prompt_of(tiny_prompt_ids, limit + 2), 4, stream=True)
     status, body = call.answer()
@@ -81,7 +81,7 @@ def test_prompt_past_what_the_prefiller_holds_is_refused_with_its_limit(
 def test_a_bare_port_is_on_loopback_and_a_taken_one_ends_at_once(
     any_prefiller: Prefiller, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    """Also G2: before the model is loaded."""
+    """It fails before the model is loaded."""
     port = any_prefiller.address.rpartition(":")[2]
     listen = ["prefill", "--model", str(tiny_llama), "--listen", f":{port}"]
     code, _, said = run_to_end(listen, tmp_path / "prefill.log", timeout_s=10)

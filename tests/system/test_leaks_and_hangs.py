@@ -1,10 +1,10 @@
 """What users of other disaggregated systems have met, where no other file of tests has it: pages
 that are reused too early, pages that leak, and requests that hang.
 
-Four reports cannot be brought about here. A write that waits for a handshake past its request's end:
-a transfer is only opened on a link that is up. A reaper of expired leases that stops at the first
-live one: no lease expires. Two KV layouts: there is one; the handshake compares its name. A draft on
-the decoder alone: no node drafts.
+Four reports cannot be brought about here. A write that waits for a handshake past its request's
+end: a transfer is only opened on a link that is up. A reaper of expired leases that stops at the
+first live one: no lease expires. Two KV layouts: there is one; the handshake compares its name. A
+draft on the decoder alone: no node drafts.
 """
 
 from __future__ import annotations

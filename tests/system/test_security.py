@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pdx.checkpoint.layers import full_attention
 from pdx.messenger.authentication import decoder_code
 from pdx.messenger.listener import MAX_STRANGERS
 from pdx.messenger.messages import (
@@ -39,7 +40,9 @@ from tests.system.prompts import prompt_of
 KV = ["--kv-memory", "16M"]
 SECRET = "correct horse battery staple"
 DECODER = frame_decoder(ControlMessage)
-MANIFEST = msgspec.structs.replace(ONE_RANK, num_layers=3, num_kv_heads=2, head_dim=32, num_pages=8)
+MANIFEST = msgspec.structs.replace(
+    ONE_RANK, layer_groups=(full_attention(3),), num_kv_heads=2, head_dim=32, num_pages=8
+)
 HELLO = Hello(
     protocol=PROTOCOL_VERSION,
     node="liar",
